@@ -90,6 +90,11 @@ class Footprints:
         footprint = self._footprint(entry, gpu)
         return (footprint.load_p95_s if footprint else None) or self._load_guessed_s(entry, gpu)
 
+    def has_loaded(self, entry: ModelEntry, gpu: str) -> bool:
+        """Whether a load of it was ever measured."""
+        footprint = self._footprint(entry, gpu)
+        return footprint is not None and bool(footprint.load_s)
+
     def load_p50_s(self, entry: ModelEntry, gpu: str) -> float:
         """The median of its loads; the same guess where none was measured."""
         footprint = self._footprint(entry, gpu)

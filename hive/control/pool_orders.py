@@ -95,9 +95,10 @@ class PoolOrders:
 
     async def _follow_load(self, job: StoredJob, slot: PooledSlot, order: Demand) -> None:
         began = time.monotonic()
-        while slot.state is not SlotState.READY:
+        while slot.ready_at < order.since:
             if slot.order is not order or slot.unload_ordered:
-                await self._fail(job, WrongState(f"{slot.model} is not loaded: {slot.error or 'another order came'}"))
+                why = slot.never or slot.why_not or slot.error or "another order came"
+                await self._fail(job, WrongState(f"{slot.model} is not loaded: {why}"))
                 return
             if slot.error and slot.state in (SlotState.COLD, SlotState.FAILED) and slot.retry_at > time.monotonic():
                 slot.order = None

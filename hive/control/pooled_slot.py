@@ -23,7 +23,8 @@ class PooledSlot:
     """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
 
     `process`: the server as the helper told it last; None where there is none. `is_drained`: the proxy has said that
-    nothing is in flight behind the closed gate. `stepping`: the step that is under way: a close, a load or an unload.
+    nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
+    next. `stepping`: the step that is under way: a close, a load or an unload.
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
     all, a clause. `never`: why its waiting requests were refused, until that has changed.
     """
@@ -38,8 +39,10 @@ class PooledSlot:
         self.process: SlotProcess | None = None
         self.peak_bytes = 0
         self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
+        self.turn_lost_until = 0.0
         self.is_settled = True
         self.is_drained = True
+        self.is_closing = False
         self.was_cut = False
         self.flow = SlotFlow(in_flight=0)
         self.demands: tuple[Demand, ...] = ()
@@ -118,6 +121,7 @@ class PooledSlot:
             keep_alive_s=keep_alive_s,
             unload_ordered=self.unload_ordered,
             closed_at=self.closed_at,
+            closing=self.is_closing,
             moved_at=self.moved_at,
             cut=self.was_cut,
             failures=self.failures,
@@ -141,6 +145,11 @@ class PooledSlot:
             flow = SlotFlow(**{name: getattr(flow, name) for name in flow.__struct_fields__} | {"band": self.flow.band})
         self.flow = flow
         self.is_settled = True
+
+    def proxy_changed(self) -> None:
+        """Another proxy has connected: what the last one said of requests is void."""
+        self.demands, self.more_demands = (), 0
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
 
     def measured(self, by_account: dict[str, int | None]) -> None:
         """Takes a measurement of its processes; the charge never falls below it."""
@@ -171,9 +180,11 @@ class PooledSlot:
 
     def draining(self, now: float) -> None:
         self.state, self.closed_at, self.is_drained, self.was_cut = SlotState.DRAINING, now, False, False
+        self.is_closing = True
 
     def opened(self) -> None:
-        self.state, self.is_drained = SlotState.READY, True
+        self.state, self.is_drained, self.is_closing = SlotState.READY, True, False
+        self.told_row = None
 
     def stopping(self, now: float) -> None:
         self.state, self.moved_at = SlotState.STOPPING, now
@@ -181,7 +192,7 @@ class PooledSlot:
     def cold(self) -> None:
         self.state, self.grants, self.process = SlotState.COLD, (), None
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
-        self.is_drained, self.was_cut, self.unload_ordered = True, False, False
+        self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
 
     def failed(self, state: SlotState, why: str, lines: list[str], retry_at: float) -> None:
         """Its load, or its server, ended by itself; `state` is cold or failed."""

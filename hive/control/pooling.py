@@ -43,6 +43,7 @@ from hive.pool.moves import (
     UnloadSlot,
 )
 from hive.pool.state import MIB, Claim, Demand, PoolFacts, Rules, SlotFacts, SlotState
+from hive.pool.turns import turn_s
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings
@@ -57,6 +58,10 @@ READ_S = 30.0
 AGAIN_S = 0.5
 MOVES_MAX = 200
 """Moves in one pass. More would be a fault: each move changes the facts it was made from."""
+TAKEN_OVER_S = 1.5
+"""The servers of an earlier daemon have so long to say what they are, until the API answers."""
+SETTLED_S = 2.0
+"""After a load, requests that waited for it are at the server within this time; else they have left."""
 UNLOAD_S = 1.5
 """An unload, until one was seen."""
 
@@ -95,7 +100,7 @@ class Pool:
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
         self._seen_at = self._read_at = float("-inf")
-        self.reading = MemoryReading()
+        self.reading = MemoryReading((), {}, {})
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
             backend = BackendInfo(kind=entry.kind, address=socket_of(entry.id), label=f"{entry.name} of the pool")
@@ -216,8 +221,11 @@ class Pool:
                 self.slot_moved(
                     SlotProcess(id=slot.id, run=slot.process.run, state=ProcessState.ENDED, why="it is gone")
                 )
-        self._adopted.set()
+        taken = [slot.stepping for slot in self.slots.values() if slot.came_up.is_set() and slot.stepping is not None]
+        if taken:  # their gates stay open
+            await asyncio.wait(taken, timeout=TAKEN_OVER_S)
         await self.look()
+        self._adopted.set()
 
     async def _read_files(self) -> None:
         """Reads the models' files, those that have changed."""
@@ -283,19 +291,22 @@ class Pool:
     def proxy_here(self) -> None:
         """A proxy has connected: orders to an earlier one are void."""
         for slot in self.slots.values():
+            slot.proxy_changed()
             if slot.state is SlotState.DRAINING and not slot.is_drained:
                 self.steps.close(slot, is_idle_only=False)
         self.wake()
 
     def proxy_lost(self) -> None:
         for slot in self.slots.values():
-            slot.demands = ()
+            slot.demands, slot.more_demands = (), 0
         self.wake()
 
     def demands(self, told: SlotDemands) -> None:
         now = time.monotonic()
         for id, demand in told.slots.items():
             if (slot := self.slots.get(id)) is not None:
+                if demand.waiting and not slot.demands and now < slot.turn_lost_until:
+                    self.counts.thrash()
                 slot.demanded(demand, now)
         self.clients.waiting(told, self._models, now)
         self.wake()
@@ -315,14 +326,21 @@ class Pool:
     def say(self, slot: PooledSlot) -> None:
         """Tells the proxy what this slot is now, if it does not know."""
         now = time.monotonic()
-        row = self._row(slot, self.facts(now), now)
+        self._say(slot, self.facts(now), now)
+
+    def _say(self, slot: PooledSlot, facts: PoolFacts, now: float) -> None:
+        if slot.is_closing:
+            return  # the order to close says it
+        row = self._row(slot, facts, now)
         if slot.is_news(row, now):
             slot.told_row, slot.told_at = row, now
             self._proxy_link.slot_is(row)
 
     def _tell(self) -> None:
+        now = time.monotonic()
+        facts = self.facts(now)
         for slot in self.slots.values():
-            self.say(slot)
+            self._say(slot, facts, now)
 
     def say_all(self) -> None:
         self._proxy_link.slots(self.rows())
@@ -393,15 +411,15 @@ class Pool:
         hold_s = self._settings().pool.fail_hold_s
         for slot in self.slots.values():
             slot.why_not = self._why_not(slot)
+            slot.is_settled = slot.is_settled or now >= slot.ready_at + SETTLED_S
             if slot.state is SlotState.FAILED and hold_s and now >= slot.ended_at + hold_s:
                 slot.state, slot.failures, slot.retry_at = SlotState.COLD, 0, 0.0
                 slot.ends.clear()
         if any(slot.never for slot in self.slots.values()):
             facts = self.facts(now)
             for slot in self.slots.values():
-                if slot.never:
-                    bound = waiting_bound(facts, slot.id, Demand(Band.NORMAL, now), now)
-                    slot.never = "" if bound.seconds is not None else bound.blocked
+                if slot.never and waiting_bound(facts, slot.id, Demand(Band.NORMAL, now), now).seconds is not None:
+                    slot.never = ""
 
     def _why_not(self, slot: PooledSlot) -> str:
         """The reason that a model cannot be loaded whatever else happens, a clause."""
@@ -425,6 +443,7 @@ class Pool:
                 self._claims += (claim,)
                 for leaving in claim.leaving:
                     victim = self.slots[leaving.slot]
+                    victim.turn_lost_until = self._turn_ends_at(victim)
                     if victim.state is SlotState.READY:
                         victim.draining(now)
                         self.steps.close(victim, is_idle_only=leaving.idle_only)
@@ -446,9 +465,12 @@ class Pool:
             case Rest():
                 return
 
+    def _turn_ends_at(self, slot: PooledSlot) -> float:
+        load_s = self.footprints.load_s(slot.entry, self.gpu)
+        return slot.ready_at + turn_s(load_s, load_s, self._settings().pool.swap_share)
+
     def _refuse(self, slot: PooledSlot, why: str) -> None:
         slot.never, slot.demands, slot.order = why, (), None
-        slot.error = slot.error or why
         log.warning("pool_refuses model=%s why=%s", slot.model, why)
 
 

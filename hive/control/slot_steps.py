@@ -20,7 +20,7 @@ from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, TimedO
 from hive.link.pool import CrashBlame, SlotBusy, SlotClosed
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
-from hive.pool.state import SlotState
+from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
@@ -42,6 +42,8 @@ BACK_LOOK_S = 0.05
 """Between two looks whether a server's memory is back."""
 AGAIN_S = 0.5
 ASK_AGAIN_S = 0.1
+CPU_MOVED_S = 0.01
+"""A server that has used less between two looks has not computed."""
 PROFILE = TimeoutProfile()
 Describe = Callable[[ModelEntry, str, Settings], Awaitable[tuple[BackendInfo, ModelInfo | None]]]
 
@@ -91,7 +93,7 @@ class SlotSteps:
     async def _close(self, slot: PooledSlot, *, is_idle_only: bool) -> None:
         answer = await self._closed(slot, None if is_idle_only else self._pool.rules.drain_s)
         if isinstance(answer, SlotClosed):
-            slot.is_drained = True
+            slot.is_drained, slot.is_closing = True, False
             slot.was_cut = slot.was_cut or answer.cut > 0
         elif answer is not None:
             slot.opened()
@@ -109,8 +111,8 @@ class SlotSteps:
                 answer = await self._proxy_link.close_slot(slot.id, slot.generation, wait_s=wait_s, drain_s=drain_s)
             except (LinkLost, TimedOut):
                 return None
-            if slot.told_row is not None:  # the gate is closed there, whatever was told before
-                slot.told_row = None
+            finally:
+                slot.told_row = None  # the gate is closed there, or not, whatever was told before
             if isinstance(answer, SlotClosed) or drain_s is None:
                 return answer
             await asyncio.sleep(ASK_AGAIN_S)
@@ -139,6 +141,8 @@ class SlotSteps:
             await self._not_loaded(slot, error)
             return
         seconds = time.monotonic() - began
+        for demand in slot.demands:
+            self._pool.counts.waited(demand.band, time.monotonic() - demand.since)
         slot.ready(backend, models, time.monotonic())
         self._pool.say(slot)
         log.info("slot_ready model=%s generation=%d seconds=%.2f", slot.model, slot.generation, seconds)
@@ -227,6 +231,7 @@ class SlotSteps:
         """Stops the server of a slot; one that is open is closed before, and stays if it is in use."""
         is_open = slot.state is SlotState.READY
         slot.stopping(time.monotonic())
+        slot.is_closing = is_open
         self._begin(slot, self._unload(slot, why, is_open=is_open), "unload")
 
     async def _unload(self, slot: PooledSlot, why: str, *, is_open: bool) -> None:
@@ -237,7 +242,7 @@ class SlotSteps:
                 slot.used_at = time.monotonic()
                 self._pool.wake()
                 return
-        slot.unload_ordered = False
+        slot.is_closing = slot.unload_ordered = False
         await self._end(slot)
         slot.cold()
         log.info("slot_cold model=%s why=%s", slot.model, why)
@@ -258,24 +263,23 @@ class SlotSteps:
             await asyncio.sleep(BACK_LOOK_S)
 
     async def _is_back(self, slot: PooledSlot, waited_s: float) -> bool:
+        """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""
+        gpus = {grant.account for grant in slot.grants} - {CPU}
+        if not gpus:
+            return True
         reading = await outcome_of(self._pool.look())
-        now = time.monotonic()
         if isinstance(reading, HiveError):
             return waited_s >= self._pool.rules.free_s
-        facts = self._pool.facts(now)
+        facts = self._pool.facts(time.monotonic())
+        accounts = [account for account in facts.accounts if account.id in gpus]
         own = facts.slot(slot.id)
-        verdicts = {
-            account.id: memory_back(account, facts.slots, own, waited_s, facts.rules)
-            for account in facts.accounts
-            if any(grant.account == account.id for grant in slot.grants)
-        }
-        if any(verdict is MemoryBack.WAIT for verdict, _ in verdicts.values()):
+        verdicts = [memory_back(account, facts.slots, own, waited_s, facts.rules) for account in accounts]
+        if any(verdict is MemoryBack.WAIT for verdict, _ in verdicts):
             return False
-        for account, (verdict, rest) in verdicts.items():
+        for account, (verdict, rest) in zip(accounts, verdicts, strict=True):
             if verdict is MemoryBack.FOREIGN:
-                log.error("memory_not_back model=%s account=%s bytes=%d", slot.model, account, rest)
-                self._pool.memory.book_foreign(account, rest)
-                detail = {"name": slot.model, "account": account, "bytes": rest}
+                log.error("memory_not_back model=%s account=%s bytes=%d", slot.model, account.id, rest)
+                detail = {"name": slot.model, "account": account.id, "bytes": rest}
                 self._audit_log.note("pool.foreign", target=slot.id, detail=detail)
         return True
 
@@ -285,6 +289,7 @@ class SlotSteps:
         """The server of a slot that was in use has ended by itself."""
         lived_s = time.monotonic() - slot.ready_at
         slot.stopping(time.monotonic())
+        slot.is_closing = False
         self._pool.say(slot)
         self._begin(slot, self._after_crash(slot, ended(process), lived_s), "crash")
 
@@ -292,7 +297,7 @@ class SlotSteps:
         """Ends a server none of whose requests has moved, and that has burnt no CPU, for the time of the profile."""
         now, limit_s = time.monotonic(), PROFILE.prefill_liveness_timeout_s
         cpu_s, at = self._moved_cpu.get(slot.id, (-1.0, now))
-        if process.cpu_s - cpu_s > 0.01 or slot.state is not SlotState.READY or not slot.flow.in_flight:
+        if abs(process.cpu_s - cpu_s) > CPU_MOVED_S or slot.state is not SlotState.READY or not slot.flow.in_flight:
             self._moved_cpu[slot.id] = (process.cpu_s, now)
             return
         if limit_s is None or now - at < limit_s or (slot.flow.moved_s or 0.0) < limit_s:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,8 +31,18 @@ from hive.settings.table import Settings
 from hive.store.database import Database
 from hive.tasks import spawn
 from tests.control.box import until
+from tests.llama import MAKE_MODEL
 
 GPU = "GPU-0"
+
+
+@cache
+def tiny_model(seed: int) -> Path:
+    """A model that is whole; another seed, another model."""
+    path = Path(tempfile.mkdtemp(prefix="hive-tiny-")) / f"{seed}.gguf"
+    subprocess.run([sys.executable, str(MAKE_MODEL), str(path), "--seed", str(seed)], check=True)
+    atexit.register(shutil.rmtree, path.parent)
+    return path
 
 
 class PlayedServers:
@@ -147,7 +163,6 @@ class PlayedMemory:
         self.left_mb = 0
         self.foreign_mb = 0
         self.is_known = True
-        self.booked: list[tuple[str, int]] = []
 
     async def look(self, processes: Mapping[str, SlotProcess]) -> MemoryReading:
         by_slot: dict[str, dict[str, int | None]] = {}
@@ -157,18 +172,14 @@ class PlayedMemory:
                 mb = self.takes_mb.get(id, sum(process.grant.accounts.values()))
                 by_slot[id] = {GPU: mb * MIB if self.is_known else None}
                 used += mb
-        booked = sum(bytes for _, bytes in self.booked)
         account = MemoryAccount(
             GPU,
             self.total_mb * MIB,
             reserve_bytes=0,
             used_bytes=used * MIB if self.is_known else None,
-            foreign_bytes=max(self.foreign_mb * MIB, booked),
+            foreign_bytes=self.foreign_mb * MIB,
         )
-        return MemoryReading(accounts=(account,), names={GPU: "NVIDIA Played"}, by_slot=by_slot)
-
-    def book_foreign(self, account: str, bytes: int) -> None:
-        self.booked.append((account, bytes))
+        return MemoryReading((account,), {GPU: "NVIDIA Played"}, by_slot)
 
 
 class PlayedAudit:
@@ -186,8 +197,8 @@ class PoolWorld:
 
     def __init__(self, directory: Path, models: Mapping[str, int], *, total_mb: int, **settings: Any) -> None:
         rows = {}
-        for name, mb in models.items():
-            (directory / f"{name}.gguf").write_bytes(b"GGUF")
+        for seed, (name, mb) in enumerate(models.items()):
+            shutil.copy(tiny_model(seed), directory / f"{name}.gguf")
             rows[name] = ModelRow(file=str(directory / f"{name}.gguf"), vram_mb=mb)
         quick = {"patience_normal_s": 0.05, "patience_high_s": 0.02, "free_s": 0.3, "drain_s": 0.3} | settings
         self.settings = Settings(pool=PoolSection(**quick), models=rows)

@@ -200,7 +200,6 @@ async def test_memory_that_does_not_come_back_is_booked_as_foreign_and_the_pool_
     box.pool.find("a").unload_ordered = True
     box.pool.wake()
     await box.until("a", "cold")
-    assert box.memory.booked == [(GPU, 60 * MIB)]
     assert ("pool.foreign", {"name": "a", "account": GPU, "bytes": 60 * MIB}) in box.audit.acts
     box.ask("b", agent="b1")
     await box.until("b", "ready")
@@ -252,6 +251,7 @@ async def test_five_crashes_in_a_row_and_it_is_failed_but_not_those_that_an_agen
     for round in range(6):
         box.ask("a")
         await box.until("a", "ready")
+        box.leave("a")
         box.servers.end(slot.id)
         await until(lambda round=round: slot.generation == round + 1 and box.state("a") == "cold")
     assert box.audit.acts[-1][1]["agents"] == "evil"
