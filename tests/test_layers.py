@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES,
     "files": LEAVES | {"host", "store"},
     "sandbox": LEAVES | {"host", "link"},
+    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries"},  # the ids it may start
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(

@@ -170,7 +170,7 @@ def sandbox(
     _log_events(as_json=appliance)
     from hive.sandbox.server import main
 
-    main(Paths(state_dir, runtime_dir, apart=appliance), settings, watch_fd)
+    main(Paths(state_dir, runtime_dir, apart=appliance), settings, watch_fd, config)
 
 
 def sandbox_thaw(

@@ -204,6 +204,11 @@ class Fences:
         return group if os.access(group if group.exists() else group.parent, os.W_OK) else None
 
 
+def enable(subtree: Subtree) -> list[str]:
+    """Asks for the controllers of limits in all leaves of the subtree; those that are there."""
+    return _enable(subtree.path)
+
+
 def _enable(subtree: Path) -> list[str]:
     """Asks for the controllers in the subtree, where need be in the directory above first; those that are there."""
     for directory in (subtree.parent, subtree):

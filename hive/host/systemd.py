@@ -238,14 +238,20 @@ async def forget(unit: str) -> None:
     await _call_if_there(["systemctl", "reset-failed", "--quiet", unit])
 
 
-async def start_unit(unit: str) -> None:
+async def start_unit(unit: str, *, limit_s: float = UNIT_START_S) -> None:
     """Starts a unit that is installed; returns once it is running, also where it was.
 
     However often it was started lately: StartLimitBurst= is against what restarts by itself. Raises NotFound where
     there is none, TimedOut, DependencyDown, HiveError where it failed (its journal says why).
     """
     await _call_if_there(["systemctl", "reset-failed", "--quiet", unit])
-    await _call_between_jobs(["systemctl", "start", "--quiet", "--no-ask-password", unit], limit_s=UNIT_START_S)
+    await _call_between_jobs(["systemctl", "start", "--quiet", "--no-ask-password", unit], limit_s=limit_s)
+
+
+async def units_like(pattern: str) -> list[str]:
+    """The names of all units of this pattern that systemd knows now: those that run, and those that failed."""
+    listed = await _call(["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", pattern])
+    return [line.split()[0] for line in listed.splitlines() if line.strip()]
 
 
 async def is_being_restarted(unit: str) -> bool:
@@ -285,16 +291,16 @@ async def read_journal(unit: str, *, lines: int) -> str:
     return await _call(journal_command(unit, lines=lines))
 
 
-async def read_service(unit: str, *, lines: int, since: float | None = None) -> str:
+async def read_service(unit: str, *, lines: int, since: float | None = None, only_its_own: bool = False) -> str:
     """The last `lines` a service with `SyslogIdentifier=` wrote, since this Unix time where one is given; also those of
-    which journald does not know that they are its.
+    which journald does not know that they are its. `only_its_own`: without what systemd says of it.
 
     It learns the unit of a line from the process that wrote it, too late where that ended at once or the machine is
     busy (seen with 252 at 300 ms). The identifier and the user come with the stream, which systemd opened.
     """
     await sync_journal()
     shown = await show(unit, "SyslogIdentifier", "User")
-    matches = [f"_SYSTEMD_UNIT={unit}", "+", "_PID=1", f"UNIT={unit}"]
+    matches = [f"_SYSTEMD_UNIT={unit}"] + ([] if only_its_own else ["+", "_PID=1", f"UNIT={unit}"])
     if identifier := shown.get("SyslogIdentifier"):
         matches += ["+", "_TRANSPORT=stdout", f"SYSLOG_IDENTIFIER={identifier}", f"_UID={_uid_of(shown.get('User'))}"]
     options = ["--quiet", "--no-pager", "--output=cat", f"--lines={lines}"]

@@ -110,6 +110,8 @@ class DataPath:
         """The store of kept responses; None if there is no daemon to ask."""
         self.on_demand: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells that the requests have changed that wait for a slot to be loaded."""
+        self.on_begun: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
+        """Tells of the first request to a slot of the pool since that was told last."""
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)

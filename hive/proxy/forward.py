@@ -104,6 +104,7 @@ class Exchange:
         "begun_at",
         "deadline",
         "entry",
+        "generation",
         "left",
         "parked",
         "prepared",
@@ -140,6 +141,8 @@ class Exchange:
         self._slot = path.slot
         self._for = path.slot.version
         """The server in the slot for which it was decided and read."""
+        self.generation = 0
+        """The slot's, of the server that it was sent to; 0 before, and for the active backend."""
         self._backend: BackendInfo | None = None
         """The server that was asked."""
         self._upstream: UpstreamConnection | None = None
@@ -172,6 +175,17 @@ class Exchange:
     def waits_for(self) -> Slot | None:
         """The slot in whose line it waits for a place."""
         return self._slot if self._line is not None and not self.sent_at else None
+
+    @property
+    def events(self) -> int | None:
+        """Data events of its answer so far, comments and pings left out; None before the answer's head."""
+        answer = self._answer
+        return None if answer is None or answer.reading is None else answer.reading.events
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its client does not read, so that its answer stands still."""
+        return self._blocked
 
     # the request comes in -----------------------------------------------------------------------------------------
 
@@ -521,6 +535,8 @@ class Exchange:
             self.refuse(slot.why_no_way or no_backend())
             return
         self.sent_at = now
+        if slot.name:
+            self._begin_at(slot, prepared)
         if proxy.request_s:
             self._ends_at = now + proxy.request_s
         self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
@@ -530,6 +546,14 @@ class Exchange:
             self._pending = pool.connect(self)
         else:
             self._send(prepared, connection, reused=True)
+
+    def _begin_at(self, slot: Slot, prepared: Prepared) -> None:
+        """Counts as begun at this slot of the pool."""
+        self.generation = slot.generation
+        slot.band = prepared.decided.wishes.band
+        slot.begun += 1
+        if slot.begun == 1:
+            self._path.on_begun(slot)
 
     def _again_for_another(self, prepared: Prepared) -> None:
         """Decides and reads it again, as it was done for a backend that is gone. It keeps its place."""
@@ -631,7 +655,7 @@ class Exchange:
         if data:
             data = answer.meter(data)
             if self._first_at is None and answer.has_content:
-                self._first_at = now
+                self._first_at = self._slot.moved_at = now
         if last:
             self._end(answer, data, now)
         else:
@@ -654,6 +678,7 @@ class Exchange:
         """The last bytes: metered first, then written."""
         rest = answer.end()
         self._upstream = None
+        self._slot.moved_at = now
         try:
             if not answer.whole:
                 raise answer.failure(data, rest)

@@ -92,6 +92,10 @@ class Ahead(Exchange):
         )
         return Prepared(request, entry, decided)
 
+    def _begin_at(self, slot: Slot, prepared: Prepared) -> None:  # noqa: ARG002
+        """Counts not as begun: nobody asked for it."""
+        self.generation = slot.generation
+
     def _3_not_too_often(self, prepared: Prepared) -> None:
         """Charges no window: the request is Hive's own."""
 

@@ -191,6 +191,11 @@ class FairQueue(Generic[Waiter]):
         return len(self._running)
 
     @property
+    def owners(self) -> list[Waiter]:
+        """The requests that have a place."""
+        return list(self._running)
+
+    @property
     def waiting(self) -> int:
         return self._waiting
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from hive.backends.kinds import spec_of, whereabouts
-from hive.domain import BackendInfo, CacheMode, ModelInfo, origin_of
+from hive.domain import BackendInfo, Band, CacheMode, ModelInfo, origin_of
 from hive.errors import DependencyDown, HiveError, NotSupported
 from hive.host.access import access_of, context
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
@@ -68,6 +68,12 @@ class Slot:
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
         self.ahead: dict[GivesWay, None] = {}
+        self.begun = 0
+        """Requests that went to its server since that was told last (`FlowReports`)."""
+        self.band = Band.NORMAL
+        """Of the newest of them."""
+        self.moved_at = 0.0
+        """The last time that an answer of its server began or ended, on the monotonic clock."""
         self._settings = settings
         self._registry = registry
         self._deadlines = deadlines

@@ -23,6 +23,7 @@ from hive.link.pool import (
 )
 from hive.proxy.datapath import DataPath
 from hive.proxy.slot import Slot
+from hive.proxy.slot_flows import FlowReports
 from hive.proxy.slot_gate import Cold
 from hive.proxy.switching import Drain
 from hive.proxy.under_way import waiting_for
@@ -47,6 +48,7 @@ class SlotOrders:
     def __init__(self, path: DataPath, tell: Callable[[LinkMessage], None]) -> None:
         self._path = path
         self._tell = tell
+        self._flows = FlowReports(path, tell)
         self._drains: dict[str, Drain] = {}
         self._told: set[str] = set()
         self._due: asyncio.TimerHandle | None = None
@@ -67,6 +69,7 @@ class SlotOrders:
         for name in self._path.slots.pooled.keys() - {row.id for row in slots}:
             self._path.forget_slot(name)
         self._told.clear()
+        self._flows.heard()
         for slot in self._path.slots.pooled.values():
             self._refuse_in_vain(slot)
             self.changed(slot)
@@ -85,11 +88,14 @@ class SlotOrders:
         if known is not None and row.generation < known.generation:
             return
         is_new = known is None or row.generation != known.generation
+        opens = row.is_open and (is_new or (known is not None and known.gate.is_closed))
         if (row.is_open or is_new) and (drain := self._drains.pop(row.id, None)) is not None:
             drain.end()
         log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
         self._path.learn_slots([row])
         slot = self._path.slots.pooled[row.id]
+        if opens:
+            self._flows.owe(slot)
         self._refuse_in_vain(slot)
         self.changed(slot)
 

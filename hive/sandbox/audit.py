@@ -33,8 +33,10 @@ from hive.link.messages import (
     Thaw,
 )
 from hive.link.server import peer_of
+from hive.link.slots import SlotStart, SlotStop
 from hive.sandbox import home
 from hive.sandbox.log_process import open_log
+from hive.sandbox.slot_run import SLOT_ID
 
 log = logging.getLogger("hive.sandbox")
 audit = logging.getLogger("hive.sandbox.audit")
@@ -56,6 +58,8 @@ VERBS: dict[type[LinkMessage], str] = {
     AskListeners: "listeners",
     BackendStart: "backend_start",
     BackendStop: "backend_stop",
+    SlotStart: "slot_start",
+    SlotStop: "slot_stop",
 }
 """Verbs that change nothing are not in it: `AskStat` comes every second, `Dial` with every call of some agents."""
 
@@ -115,7 +119,7 @@ class Audit:
                 "audit verb=%s agent=%s name=%s by=%s pid=%d uid=%d outcome=%s took_ms=%.2f",
                 verb,
                 agent if agent == "-" or AGENT_ID.fullmatch(agent) else "?",
-                name if name == "-" or is_name(name) else "?",
+                name if name == "-" or is_name(name) or SLOT_ID.fullmatch(name) else "?",
                 peer.role,
                 peer.pid,
                 peer.uid,

@@ -48,6 +48,17 @@ from hive.link.messages import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.slots import (
+    AskSlotLog,
+    AskSlots,
+    SlotGrant,
+    SlotIsRunning,
+    SlotMoved,
+    SlotProcess,
+    SlotsRunning,
+    SlotStart,
+    SlotStop,
+)
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 
 ANSWER_S = 5.0
@@ -95,6 +106,7 @@ class SandboxClient:
     `on_lost()`: the link is gone; verbs under way have failed already.
     `on_ended(ended)`: an agent ended that nobody asked to through this link.
     `on_thawed_alone(agent, reason)`: the helper woke an agent by itself.
+    `on_slot_moved(process)`: a slot's server is in another state.
     """
 
     def __init__(
@@ -105,6 +117,7 @@ class SandboxClient:
         epoch: str,
         on_ended: Callable[[Ended], None] = _ignore,
         on_thawed_alone: Callable[[str, str], None] = _ignore,
+        on_slot_moved: Callable[[SlotProcess], None] = _ignore,
         on_connected: Callable[[], None] = _ignore,
         on_lost: Callable[[], None] = _ignore,
     ) -> None:
@@ -112,6 +125,7 @@ class SandboxClient:
         self._hello = Hello(role=role, epoch=epoch, pid=os.getpid())
         self._on_ended = on_ended
         self._on_thawed_alone = on_thawed_alone
+        self._on_slot_moved = on_slot_moved
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._reaped: deque[Reaped] = deque(maxlen=REAPED_MAX)
@@ -153,6 +167,8 @@ class SandboxClient:
                     ended.set_result(message.exit_code)
             case ThawedAlone():
                 self._on_thawed_alone(message.agent, message.reason)
+            case SlotMoved():
+                self._on_slot_moved(message.process)
             case _:
                 pass
 
@@ -221,6 +237,31 @@ class SandboxClient:
         """The last lines its service wrote."""
         asked = AskBackendLog(kind=BackendKind(kind), lines=lines, last_run=last_run)
         return (await self._client.link.ask(asked, BackendLog, timeout_s=LOOK_S)).text
+
+    async def slot_start(self, id: str, grant: SlotGrant) -> SlotProcess:
+        """Starts the server of a slot; returns once it has begun, `on_slot_moved` tells when it serves or has ended.
+
+        Where it runs already that is the answer. Raises NotFound for what root's configuration does not describe,
+        ConfigError where that cannot be read, BadRequest (id, grant), WrongState while it is being stopped.
+        """
+        answer = await self._client.link.ask(SlotStart(id=id, grant=grant), SlotIsRunning, timeout_s=ENGINE_S)
+        return answer.process
+
+    async def slot_stop(self, id: str, *, grace_s: float) -> None:
+        """Stops it, with SIGKILL after `grace_s` seconds; returns once nothing of it is left. Not running: at once.
+
+        Raises TimedOut where SIGKILL does not help.
+        """
+        await self._client.link.ask(SlotStop(id=id, grace_s=grace_s), Done, timeout_s=grace_s + UNIT_S)
+
+    async def slots(self) -> dict[str, SlotProcess]:
+        """Every slot with a server, and those whose end no daemon was told of, by id."""
+        answer = await self._client.link.ask(AskSlots(), SlotsRunning, timeout_s=LOOK_S)
+        return {process.id: process for process in answer.processes}
+
+    async def slot_log(self, id: str, lines: int) -> str:
+        """The last lines that its server wrote since its last start."""
+        return (await self._client.link.ask(AskSlotLog(id=id, lines=lines), BackendLog, timeout_s=LOOK_S)).text
 
     async def execute(self, agent: str, run: str, command: list[str], terminal: TerminalSize | None) -> Execution:
         """Runs a program inside; see `hive.link.execution.Execute`. It ends with this link, or by `end_execution`."""

@@ -499,7 +499,8 @@ class ProcessRuntime:
         await self._pipes.sweep(agent)
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
-        strays = [leaf for leaf in self._subtree.leaves() if leaf.path.name not in known] if self._subtree else []
+        leaves = [leaf for leaf in self._subtree.leaves() if "." not in leaf.path.name] if self._subtree else []
+        strays = [leaf for leaf in leaves if leaf.path.name not in known]  # with a dot: of a model's server
         for leaf in strays:
             leaf.thaw()
             leaf.remove()

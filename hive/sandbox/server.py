@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from hive.domain import RuntimeKind
-from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSupported, WrongState
 from hive.host import accounts, parent, systemd
 from hive.host.accounts import Accounts
 from hive.host.cgroup import Subtree, own_cgroup, state_label
@@ -61,7 +61,8 @@ from hive.link.messages import (
     ThawedAlone,
 )
 from hive.link.server import LinkServer
-from hive.sandbox import inference_units
+from hive.link.slots import SlotMoved, SlotProcess
+from hive.sandbox import inference_units, model_slots
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
 from hive.sandbox.docker import DockerRuntime
@@ -69,8 +70,11 @@ from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
 from hive.sandbox.executions import Handed
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.listeners import Listeners, clear_directory
+from hive.sandbox.model_slots import ModelSlots, described
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.runtime import Runtime
+from hive.sandbox.slot_sessions import SlotSessions
+from hive.sandbox.slot_units import SlotUnits
 from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
 from hive.sandbox.table import AgentRecords
 from hive.sandbox.unit import UnitRuntime
@@ -90,9 +94,9 @@ _AGENTS: frozenset[type[LinkMessage]] = frozenset(
 )
 _PROGRAMS: frozenset[type[LinkMessage]] = frozenset({Execute, EndExecution, Resize})
 MAY_ASK: dict[str, frozenset[type[LinkMessage]]] = {
-    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS,
+    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS | model_slots.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
-    "up": _AGENTS | frozenset({Reaped}),
+    "up": _AGENTS | frozenset({Reaped}) | model_slots.ENDING,
 }
 """The requests permitted to each role; `HelperServer._may_be` says which user may have which role."""
 
@@ -113,14 +117,16 @@ class HelperServer:
         allowed: Allowed | None = None,
         audit: Audit | None = None,
         peers: Accounts | None = None,
+        slots: ModelSlots | None = None,
     ) -> None:
-        """`peers`: the users of daemon and proxy; without it both are this user."""
+        """`peers`: the users of daemon and proxy; without it both are this user. `slots`: None where it has none."""
         self._paths = paths
         self._runtimes = runtimes
         self._accounts = peers or accounts.own()
         self._limits = limits or FreezeLimits()
         self._allowed = allowed or Allowed(None)
         self._audit = audit or Audit()
+        self._slots = slots
         self._epoch = secrets.token_hex(8)
         self._label = state_label(paths.state)
         self._peers: dict[Link, LinkPeer] = {}
@@ -144,6 +150,8 @@ class HelperServer:
         self._lock_fd = await _take_lock(self._paths.sandbox_lock)
         self._table = AgentRecords.load(self._paths.sandbox_table)
         await self._adopt()
+        if self._slots is not None:
+            await self._slots.open(self._tell_slot)
         self._server = LinkServer(
             self._paths.sandbox_socket,
             name=ROLE,
@@ -200,6 +208,8 @@ class HelperServer:
         await asyncio.gather(*(let_go(held) for held in self._held.values()))
         self._log_check.cancel()
         self._server.close()
+        if self._slots is not None:
+            self._slots.close()
         self._listeners.close()
         for held in self._held.values():
             held.release()
@@ -235,6 +245,10 @@ class HelperServer:
             if peer.role == "daemon" and link is not but:
                 link.tell(message)
 
+    def _tell_slot(self, process: SlotProcess) -> bool:
+        self._tell_daemons(SlotMoved(process=process))
+        return any(peer.role == "daemon" for peer in self._peers.values())
+
     def _on_message(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         answer = self._audit.noted(message, self._name_in(message), self._peer(link), reply or _drop)
         try:
@@ -256,6 +270,8 @@ class HelperServer:
             return message.spec.name
         if isinstance(message, BackendStart | BackendStop):
             return str(message.kind)
+        if type(message) in model_slots.VERBS:
+            return model_slots.id_in(message)
         record = self._table.records.get(getattr(message, "agent", ""))
         return "-" if record is None else record.spec.name
 
@@ -271,6 +287,10 @@ class HelperServer:
             raise NotPermitted(f"{role} may not ask {type(message).__name__}")
         if type(message) in inference_units.VERBS:
             return inference_units.do(message)
+        if type(message) in model_slots.VERBS:
+            if self._slots is None:
+                raise NotSupported("this helper runs no models")
+            return self._slots.do(message, for_daemon=role == "daemon")
         match message:
             case Thaw():
                 return self._find(message.agent).thaw()
@@ -308,6 +328,8 @@ class HelperServer:
             case Reaped():
                 for held in self._held.values():
                     held.reaped(message.pid, message.exit_code)
+                if self._slots is not None:
+                    self._slots.reaped(message.pid, message.exit_code)
                 return Done()
         raise BadRequest(f"{type(message).__name__} is not for the helper")
 
@@ -499,7 +521,9 @@ async def _take_lock(path: Path) -> int:
             return fd
 
 
-async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd: int | None) -> None:
+async def _serve(
+    paths: Paths, settings: Settings, notifier: Notifier, watch_fd: int | None, config: Path | None
+) -> None:
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -521,7 +545,11 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
     audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
     peers = accounts.appliance() if paths.apart else accounts.own()
-    helper = HelperServer(paths, runtimes, allowed=Allowed(policy, own_networks=as_units), audit=audit, peers=peers)
+    by_systemd = as_units and paths.apart
+    starter = SlotUnits(paths) if by_systemd else SlotSessions(paths, pipes, subtree=subtree, config=config)
+    slots = ModelSlots(paths, starter, lambda: described(config))
+    allowed = Allowed(policy, own_networks=as_units)
+    helper = HelperServer(paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots)
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
@@ -555,8 +583,11 @@ def _own_unit() -> str:
     return own_cgroup(Path("/proc/self/cgroup").read_text()).rpartition("/")[2]
 
 
-def main(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
-    """Runs the helper until SIGTERM, SIGINT, or the end of the process that holds the other end of `watch_fd`."""
+def main(paths: Paths, settings: Settings, watch_fd: int | None, config: Path | None = None) -> None:
+    """Runs the helper until SIGTERM, SIGINT, or the end of the process that holds the other end of `watch_fd`.
+
+    `config`: the file of `settings`; None for /etc/hive/hive.conf.
+    """
     raise_descriptor_limit()
     notifier = Notifier(os.environ, pid=os.getpid())
-    uvloop.run(_serve(paths, settings, notifier, watch_fd))
+    uvloop.run(_serve(paths, settings, notifier, watch_fd, config))

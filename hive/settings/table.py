@@ -711,6 +711,19 @@ class Paths(msgspec.Struct, frozen=True):
         """Directory of the grants that the helper writes and the slots' supervisors read."""
         return self.runtime / "pool"
 
+    def slot_grant(self, slot: str) -> Path:
+        return self.slot_grants / f"{slot}.json"
+
+    @property
+    def slot_records(self) -> Path:
+        """The helper's own: each slot's server that it started as a session, by pid, start time and boot id."""
+        return self._state_of("sandbox") / "slots.d"
+
+    @property
+    def slot_state(self) -> Path:
+        """What the servers of the pool cache."""
+        return self.state / "inference"
+
     def agent_socket(self, agent: str) -> Path:
         """The agent's own listener: a connection there is this agent's."""
         return self.runtime / "a" / f"{agent[:8]}.sock"

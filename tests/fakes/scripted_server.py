@@ -2,12 +2,14 @@
 """An inference server that does what the last message of a request says. The standard library alone: it starts at once.
 
     scripted_server.py --socket PATH [--pids FILE] [--child HOW]… [--ignore-term] [--crash-at-start] [--chatter BYTES]
+                       [--wait-for FIFO]
 
 Words of a message, carried out in order: `head SECONDS` (before the head), `wait SECONDS`, `data N`, `every SECONDS`
-(between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `error`, `status N`,
-`cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on), `whole` (end marker). `--child
-HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its environment, as vLLM's do),
-`setsid` or `double`. All pids go to FILE.
+(between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `eat MIB` (of
+memory), `error`, `status N`, `cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on),
+`whole` (end marker). `--child HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its
+environment, as vLLM's do), `setsid` or `double`. `--wait-for`: it listens once there is something to read. All pids go
+to FILE.
 """
 
 from __future__ import annotations
@@ -89,6 +91,9 @@ class Script:
         while time.thread_time() < until:
             pass
 
+    def do_eat(self, mib: str) -> None:
+        EATEN.append(b"x" * (int(mib) << 20))
+
     def do_error(self) -> None:
         self._event(json.dumps({"error": {"message": "scripted", "code": 500}}))
 
@@ -121,7 +126,8 @@ class Script:
         raise Gone
 
 
-TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "status", "crash"}
+TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "eat", "status", "crash"}
+EATEN: list[bytes] = []
 
 
 def read(connection: socket.socket) -> tuple[str, bytes]:
@@ -192,6 +198,7 @@ def main() -> int:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--crash-at-start", type=int, default=0)
     parser.add_argument("--chatter", type=int, default=0)
+    parser.add_argument("--wait-for", default="", help="it listens once this can be read")
     flags = parser.parse_args()
     if flags.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -204,6 +211,9 @@ def main() -> int:
     for _ in range(flags.chatter // 100):
         print("x" * 99)
     sys.stdout.flush()
+    if flags.wait_for:
+        with open(flags.wait_for) as gate:
+            gate.read()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(flags.socket)
     listener.listen(64)

@@ -14,7 +14,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow
+from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotFlows, SlotIs, SlotRow
 from hive.proxy import slot_orders
 from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
@@ -55,12 +55,16 @@ class Pool:
     def __init__(self, proxy: Proxy, servers: dict[str, Backend]) -> None:
         self.proxy, self.servers = proxy, servers
         self.told: list[SlotDemands] = []
+        self.flows: list[SlotFlows] = []
         self.is_daemon_there = True
         self.orders = SlotOrders(proxy.path, self._hear)
 
     def _hear(self, message: LinkMessage) -> None:
         if not self.is_daemon_there:
             raise LinkLost("no daemon")
+        if isinstance(message, SlotFlows):
+            self.flows.append(message)
+            return
         assert isinstance(message, SlotDemands)
         self.told.append(message)
 

@@ -1,0 +1,260 @@
+"""Servers of the pool as units of systemd: `hive-model@ID.service`, where Hive is installed.
+
+The unit's main process is the supervisor, which tells systemd when its server serves and why it ended. Nothing is
+started again by systemd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from hive.errors import HiveError, NotFound, TimedOut
+from hive.host import systemd
+from hive.host.cgroup import Leaf, find_mount, mount_of_v1
+from hive.host.memory_group import held_by_group, held_by_processes
+from hive.host.process import Identity, ProcessTable, identify
+from hive.link.slots import ProcessState, SlotGrant
+from hive.sandbox.inference_units import BEGAN, CLOCKS_S
+from hive.sandbox.slot_run import LAST_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.settings.table import Paths
+from hive.tasks import spawn
+
+UNIT = "hive-model@{}.service"
+PATTERN = "hive-model@*.service"
+LOAD_S = 24 * 3600.0
+"""Longest wait for a start: the supervisor itself ends a load that takes too long."""
+BEGUN_S = 30.0
+"""Until the unit has a main process: jobs that no other may replace go first."""
+LOOK_S = 0.05
+"""Between looks for it."""
+CALM_S = 0.5
+"""Between looks at a start that an earlier helper asked for, and at a unit that is being stopped."""
+_SHOWN = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "InvocationID",
+    "ControlGroup",
+    "StatusText",
+    BEGAN,
+)
+_STATES = {
+    "activating": ProcessState.STARTING,
+    "active": ProcessState.SERVING,
+    "reloading": ProcessState.SERVING,
+    "deactivating": ProcessState.STOPPING,
+}
+OOM = "oom-kill"
+
+
+def unit_of_slot(slot: str) -> str:
+    """
+    >>> unit_of_slot("qwen3-8b-f9b30c0d")
+    'hive-model@qwen3-8b-f9b30c0d.service'
+    """
+    return UNIT.format(slot)
+
+
+class RunningUnit:
+    """One server as a unit; see `RunningSlot`."""
+
+    def __init__(
+        self, unit: str, shown: dict[str, str], grant: SlotGrant | None, job: asyncio.Task[HiveError | None] | None
+    ) -> None:
+        """`shown`: its properties now; `job`: the start that was asked for here, None for a unit that was found."""
+        self.unit = unit
+        self.run = shown.get("InvocationID", "")
+        self.pid = int(shown.get("MainPID") or 0)
+        self.state = _STATES.get(shown.get("ActiveState", ""), ProcessState.ENDED)
+        self.grant = grant
+        self._job = job
+        self._main: Identity | None = identify(self.pid) if self.pid else None
+        ago_s = systemd.seconds_since(shown.get(BEGAN, ""))
+        self._began_at = time.monotonic() - (ago_s or 0.0)
+        self._since = None if ago_s is None else time.time() - ago_s - CLOCKS_S
+        self._groups = Groups.of(shown.get("ControlGroup", ""))
+
+    def __repr__(self) -> str:
+        return f"<RunningUnit {self.unit} {self.pid}>"
+
+    def age_s(self) -> float:
+        return time.monotonic() - self._began_at
+
+    async def serves(self) -> bool:
+        if self._job is not None:
+            await asyncio.wait({self._job})
+        while True:
+            shown = await systemd.show(self.unit, "ActiveState", "InvocationID")
+            if shown.get("InvocationID") != self.run or shown.get("ActiveState") != "activating":
+                return shown.get("InvocationID") == self.run and shown.get("ActiveState") == "active"
+            await asyncio.sleep(CALM_S)
+
+    async def over(self) -> SlotEnd:
+        if self._main is not None:
+            await _ended(self._main)
+        while True:
+            try:
+                shown = await systemd.show(self.unit, *_SHOWN, *systemd.HOW_IT_ENDED)
+            except HiveError:  # a PID 1 that does not answer now
+                await asyncio.sleep(CALM_S)
+                continue
+            if shown.get("InvocationID") not in (self.run, "") or shown.get("ActiveState") in ("inactive", "failed"):
+                break
+            await asyncio.sleep(LOOK_S)
+        if self._job is not None:
+            self._job.cancel()
+        return await self._end(shown)
+
+    async def _end(self, shown: dict[str, str]) -> SlotEnd:
+        ended = systemd.ended_of(shown, int(shown.get("ExecMainPID") or 0)) if self._is_this(shown) else None
+        said, last = shown.get("StatusText", "") if self._is_this(shown) else "", list[str]()
+        with contextlib.suppress(HiveError):  # without the journal its end is told without its last lines
+            last = last_of(await read_log(self.unit, LAST_LINES, self._since))
+        result = ended.why if ended is not None else shown.get("Result", "")
+        was_oom = result == OOM
+        if was_oom:
+            why = "the kernel killed it: out of memory"
+        elif said and not said.startswith("serves"):
+            why = said
+        else:
+            why = f"{result or 'it ended'}: {' | '.join(last[-1:])}".rstrip(": ")
+        return SlotEnd(None if ended is None else ended.code, why, was_oom, last)
+
+    def _is_this(self, shown: dict[str, str]) -> bool:
+        return shown.get("InvocationID") in (self.run, "")
+
+    async def stop(self, grace_s: float) -> None:
+        await systemd.end_unit(self.unit, grace_s=grace_s)
+
+    async def look(self) -> SlotUse:
+        return await asyncio.to_thread(self._groups.use, self.pid)
+
+    def reaped(self, pid: int, code: int) -> None:
+        """systemd tells itself how it ended."""
+
+    def let_go(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+
+class Groups:
+    """The control groups of one unit: `unified` (v2), and `memory` where that is one of v1."""
+
+    def __init__(self, unified: Path | None, memory: Path | None) -> None:
+        self._leaf = None if unified is None else Leaf(unified)
+        self._memory = memory
+
+    def __repr__(self) -> str:
+        return f"<Groups {self._leaf!r}>"
+
+    @classmethod
+    def of(cls, group: str) -> Groups:
+        """`group`: as systemd names it (`ControlGroup=`)."""
+        mounts = Path("/proc/self/mounts").read_text()
+        unified, memory = find_mount(mounts), mount_of_v1("memory", mounts)
+        if not group:
+            return cls(None, None)
+        found = None if unified is None else unified / group.lstrip("/")
+        return cls(found, found if memory is None else memory / group.lstrip("/"))
+
+    def use(self, pid: int) -> SlotUse:
+        """Reads them; of a host without v2 the tree below `pid` is looked at instead."""
+        if self._leaf is not None:
+            pids, cpu_s = self._leaf.pids(), self._leaf.cpu_us() / 1e6
+        else:
+            pids, cpu_s = (sorted(ProcessTable().with_descendants({pid})) if pid else []), 0.0
+        held = None if self._memory is None else held_by_group(self._memory)
+        return SlotUse(pids, held_by_processes(pids) if held is None else held, cpu_s)
+
+
+class SlotUnits:
+    """Starts servers as units; see `SlotStarter`."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def __repr__(self) -> str:
+        return "<SlotUnits>"
+
+    async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:
+        unit = unit_of_slot(slot)
+        before = (await systemd.show(unit, "InvocationID")).get("InvocationID", "")
+        job = spawn(_started(unit), name="start model")
+        until = time.monotonic() + BEGUN_S
+        while True:
+            shown = await systemd.show(unit, *_SHOWN)
+            if shown.get("LoadState") == "not-found":
+                job.cancel()
+                raise NotFound(f"there is no unit {unit}", hint="hive install puts hive-model@.service there")
+            if shown.get("MainPID", "0") != "0":
+                return RunningUnit(unit, shown, grant, job)
+            if job.done() and shown.get("InvocationID") != before:  # it began, and has ended already
+                return RunningUnit(unit, shown, grant, job)
+            if job.done() and (error := job.result()) is not None:
+                raise error
+            if time.monotonic() > until:
+                job.cancel()
+                await systemd.end_unit(unit, grace_s=0)
+                raise TimedOut(f"{unit} did not begin within {BEGUN_S:g} s", hint=f"systemctl status {unit}")
+            await asyncio.sleep(LOOK_S)
+
+    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
+        prefix, suffix = UNIT.split("{}")
+        running = {unit.removeprefix(prefix).removesuffix(suffix) for unit in await systemd.units_like(PATTERN) if unit}
+        found: dict[str, RunningSlot] = {}
+        for slot in sorted(running | granted):
+            shown = await systemd.show(unit_of_slot(slot), *_SHOWN)
+            is_there = shown.get("ActiveState") in _STATES
+            if is_there or slot in granted:
+                found[slot] = RunningUnit(unit_of_slot(slot), shown, read_grant(self._paths, slot), None)
+        return found
+
+    async def log(self, slot: str, lines: int) -> str:
+        unit = unit_of_slot(slot)
+        shown = await systemd.show(unit, BEGAN)
+        ago_s = systemd.seconds_since(shown.get(BEGAN, ""))
+        return await read_log(unit, lines, None if ago_s is None else time.time() - ago_s - CLOCKS_S)
+
+
+async def _started(unit: str) -> HiveError | None:
+    """Returns when it serves, or with the error where it failed: once it has begun, its end tells that better."""
+    try:
+        await systemd.start_unit(unit, limit_s=LOAD_S)
+    except HiveError as error:
+        return error
+    return None
+
+
+async def read_log(unit: str, lines: int, since: float | None) -> str:
+    """What the server and its supervisor wrote, without what systemd says of them."""
+    return await systemd.read_service(unit, lines=lines, since=since, only_its_own=True)
+
+
+def read_grant(paths: Paths, slot: str) -> SlotGrant | None:
+    """The grant a server was started with; None where it cannot be read."""
+    try:
+        return msgspec.json.decode(paths.slot_grant(slot).read_bytes(), type=SlotGrant)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+async def _ended(who: Identity) -> None:
+    """Returns once this process has ended."""
+    fd = who.open()
+    if fd is None:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
