@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hive.backends.entries import entries_of
-from hive.cli import pool
+from hive.cli import model, pool
 from hive.cli.call import COMPLETED_WITHIN_S
 from hive.cli.following import error_of
 from hive.domain import RuntimeKind
@@ -341,6 +341,20 @@ def _waiting(hive: Hive, model: str) -> dict[str, Any]:
     )
     view = hive.daemon.call(queue_view, told, hive.box.services.pool.progress)
     return dict(view["requests"][0])
+
+
+@pytest.mark.parametrize("pooled", [[], [{"model": "qwen3-8b", "state": "ready", "pinned": True, "need_bytes": GIB}]])
+def test_the_list_of_models_gives_way_on_a_narrow_terminal(
+    pooled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a fault of Hive's own: the column of the tiers was to give way, and without routing there is none."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("NO_COLOR", "1")
+    found = {"name": "a-long-name:8b", "size_bytes": GIB, "quantization": "Q4_0", "parameters": 7, "leaves": ""}
+    found |= {"loaded": True, "aliases": ["fast"], "tiers": []}
+    text = model._listed({"routing": False, "models": [found], "files": {}, "pool": pooled})
+    assert [line.split()[0] for line in text.splitlines()] == ["MODEL", "a-long-name:8b", *(p["model"] for p in pooled)]
 
 
 def test_a_load_that_failed_is_told_with_the_last_lines_of_its_server() -> None:
