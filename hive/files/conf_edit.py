@@ -104,7 +104,7 @@ def applied_by(name: Name) -> list[str]:
         (
             DAEMON,
             full in ALSO_DAEMON | {"sandbox.enabled"}
-            or (section in ("inference", "sleep", "agents", "daemon", "api") and full not in BOUND),
+            or (section in ("inference", "sleep", "agents", "daemon", "api", "pool", "model") and full not in BOUND),
         ),
         ("hive-inference" if server == "ollama" else f"hive-inference-{server}", bool(server)),
     ]

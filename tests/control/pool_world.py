@@ -23,7 +23,17 @@ from hive.backends.entries import ModelEntry, entries_of
 from hive.control.pooling import Pool
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import LinkLost
-from hive.link.pool import CrashBlame, SlotBusy, SlotClosed, SlotDemand, SlotDemands, SlotFlow, SlotFlows, SlotRow, WaitingDemand
+from hive.link.pool import (
+    CrashBlame,
+    SlotBusy,
+    SlotClosed,
+    SlotDemand,
+    SlotDemands,
+    SlotFlow,
+    SlotFlows,
+    SlotRow,
+    WaitingDemand,
+)
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB, MemoryAccount
 from hive.settings.pool import ModelRow, PoolSection

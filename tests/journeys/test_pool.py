@@ -70,9 +70,7 @@ def test_the_packages_of_three_dialects_ask_for_models_in_turn(two_of_three: Sta
     )
     with client_of(hive, "alice") as of_openai, of_anthropic:
         for model in LLAMAS:
-            chunks = list(
-                of_openai.chat.completions.create(model=model, messages=MESSAGES, max_tokens=5, stream=True)
-            )
+            chunks = list(of_openai.chat.completions.create(model=model, messages=MESSAGES, max_tokens=5, stream=True))
             assert {chunk.model for chunk in chunks} == {model}
             told = of_ollama.chat(model=model, messages=MESSAGES, options={"num_predict": 4})
             assert told.model == model
