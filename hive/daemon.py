@@ -304,6 +304,14 @@ class Daemon:
             switcher=self._switcher,
             api=self._api_at,
         )
+        orders = PoolOrders(
+            self._pool,
+            enabled=settings.pool.enabled,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+            helper=self._helper,
+        )
         self.services = Services(
             paths=paths,
             settings=settings,
@@ -336,14 +344,7 @@ class Daemon:
             switcher=self._switcher,
             jobs=self._jobs,
             models=self._models,
-            pool=PoolOrders(
-                self._pool,
-                enabled=settings.pool.enabled,
-                jobs=self._jobs,
-                database=self._database,
-                audit_log=self._audit_log,
-                helper=self._helper,
-            ),
+            pool=orders,
             gpus=gpus,
             config=self._config,
             api_tokens=self._api_tokens,
@@ -373,6 +374,8 @@ class Daemon:
                 responses=self._responses,
                 gpus=gpus,
                 conditions=health.conditions,
+                pool_counts=self._pool.counts,
+                pool_view=orders.view,
             ),
         )
 

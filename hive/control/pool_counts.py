@@ -37,7 +37,7 @@ def label_of(why: str) -> str:
 
 
 class PoolCounts:
-    """What happened in the pool since this daemon started. `why`: the decider's reason, counted by its label.
+    """Counts of what happened in the pool since this daemon started. `why`: the decider's reason, told as its label.
 
     >>> counts = PoolCounts()
     >>> counts.loaded("qwen3-8b", "it fits", 3.0)
