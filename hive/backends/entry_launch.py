@@ -40,8 +40,8 @@ def launch_entry(
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
     >>> made = launch_entry(entry, {"cpu": 900}, 0, InferenceSection(), {}, socket=Path("/r/q.sock"), state=Path("/s"))
-    >>> made.command[1:5], made.command[-4:], made.environment["CUDA_VISIBLE_DEVICES"]
-    (('-m', '/m/q.gguf', '--alias', 'q'), ('--device', 'none', '--cache-ram', '0'), '')
+    >>> made.command[1:5], made.environment["LLAMA_ARG_DEVICE"], made.environment["CUDA_VISIBLE_DEVICES"]
+    (('-m', '/m/q.gguf', '--alias', 'q'), 'none', '')
     """
     row = entry.row
     own = row.context or (inference.llama_context if entry.kind == BackendKind.LLAMA else 0)
@@ -87,9 +87,10 @@ def _vllm_fields(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
 
 
 def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str, str]]:
-    row = entry.row
+    """What not every llama-server knows is told by its environment: an older one passes over it."""
+    row, more = entry.row, list[str]()
     # Mapped weights would be the page cache's memory, not the server's, and could not be measured.
-    more = ["--no-mmap"]
+    variables = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}
     if row.chat_template:
         more += ["--chat-template-file", row.chat_template]
     if row.thinking != "auto":
@@ -97,10 +98,11 @@ def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str
     if row.category == "embedding":
         more.append("--embeddings")
     if gpus:  # all layers, or an error: layers that are left on the host would be slow, and told to nobody
-        more += ["-ngl", "999", "--fit", "off"]
-    else:
-        more += ["--device", "none", "--cache-ram", "0"]
-    return more, {}
+        more += ["-ngl", "999"]
+        variables["LLAMA_ARG_FIT"] = "off"
+    else:  # prompts that it keeps besides its context would be memory that nobody has granted
+        variables |= {"LLAMA_ARG_DEVICE": "none", "LLAMA_ARG_CACHE_RAM": "0"}
+    return more, variables
 
 
 def _vllm_more(
