@@ -76,7 +76,7 @@ class PoolClients:
         self._prune(now)
 
     def flows(self, flows: SlotFlows, model_of: Mapping[str, str], now: float) -> None:
-        """Who is in flight now, at every slot there is; `model_of`: slot id → model."""
+        """Requests in flight now, at every slot there is; `model_of`: slot id → model."""
         in_flight: dict[str, set[str]] = {}
         for slot, flow in flows.slots.items():
             model = model_of.get(slot)
@@ -95,7 +95,7 @@ class PoolClients:
         self._prune(now)
 
     def waiting(self, demands: SlotDemands, model_of: Mapping[str, str], now: float) -> None:
-        """Who waits now, at every slot for which somebody does."""
+        """Requests that wait now, at every slot for which one does."""
         self._waiting = {}
         for slot, demand in demands.slots.items():
             model = model_of.get(slot)
@@ -137,7 +137,7 @@ class PoolClients:
         return self._bands.get(model, Band.NORMAL)
 
     def used_at(self, model: str) -> float:
-        """When a request of it was in flight last; 0 if never."""
+        """The last time a request of it was in flight; 0 if none was."""
         return self._used_at.get(model, 0.0)
 
     # the books ------------------------------------------------------------------------------------------------------
