@@ -18,6 +18,7 @@ from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, Slo
 from hive.proxy import slot_orders
 from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
+from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
@@ -181,7 +182,7 @@ async def test_a_cold_model_waits_and_is_told_of_while_a_warm_one_answers(tmp_pa
 
 
 async def test_a_full_line_for_a_cold_model_refuses_no_warm_request(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "a", "b", queue_depth=2) as pool:
+    async with pooled(tmp_path, "a", "b", queue_depth=1, pool=PoolSection(load_depth=2)) as pool:
         pool.tell(pool.row("a"), pool.row("b", is_open=False, ready_in_s=20.0))
         clients = [await pool.client() for _ in range(3)]
         for number, client in enumerate(clients[:2], 1):
