@@ -178,6 +178,11 @@ class Exchange:
         return "streaming" if self.asked is not None and self.asked.stream else "answering"
 
     @property
+    def slot(self) -> Slot:
+        """The slot that it is for, by what is known of it: the active backend's until its model is."""
+        return self._slot
+
+    @property
     def waits_for(self) -> Slot | None:
         """The slot in whose line it waits for a place."""
         return self._slot if self._line is not None and not self.sent_at else None

@@ -15,8 +15,18 @@ from hive.link.message import LinkMessage
 from hive.link.pool import CrashBlame, SlotCrashed, SlotIs, SlotRow
 from hive.proxy import crash_marks, slot_orders, suspects
 from hive.settings.pool import PoolSection
-from tests.proxy.harness import CHAT, STREAM, Backend, Client, full_backlog, nothing_is_held, read_request, until
-from tests.proxy.test_slots import FIRST, Pool, ask, chunked, content, hold, pooled
+from tests.proxy.harness import (
+    CHAT,
+    STREAM,
+    Backend,
+    Client,
+    chunked,
+    full_backlog,
+    nothing_is_held,
+    read_request,
+    until,
+)
+from tests.proxy.test_slots import FIRST, Pool, ask, content, hold, pooled
 
 
 def crash(pool: Pool, model: str = "a", generation: int = 1) -> CrashBlame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, Slo
 from hive.proxy import slot_orders
 from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
+from hive.proxy.under_way import queue_now
 from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
@@ -179,6 +181,25 @@ async def test_a_cold_model_waits_and_is_told_of_while_a_warm_one_answers(tmp_pa
         assert (await waiting.answer())[0] == 200
         await until(lambda: pool.told[-1].slots.get("b-1") is not None and not pool.told[-1].slots["b-1"].waiting)
         assert nothing_is_held(pool.proxy)
+
+
+async def test_the_queue_tells_which_slot_a_request_is_for_and_that_it_waits_for_a_load(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a", places=1), pool.row("b", is_open=False))
+        release = hold(pool.servers["a"])
+        clients = [await pool.client() for _ in range(3)]
+        for client, request in zip(clients, (ask("a", body=STREAM), ask("a", body=STREAM), ask("b")), strict=True):
+            client.writer.write(request)
+            await until(lambda: bool(pool.proxy.path.slots.pooled["a-1"].line.running))
+        await pool.waits("a")
+        await pool.waits("b")
+        told = queue_now(pool.proxy.registry, time.monotonic()).requests
+        assert sorted((row.model, row.slot, row.state in ("queued", "connecting"), row.for_load) for row in told) == [
+            ("a", "a-1", False, False),
+            ("a", "a-1", True, False),
+            ("b", "b-1", True, True),
+        ]
+        release.set()
 
 
 async def test_a_full_line_for_a_cold_model_refuses_no_warm_request(tmp_path: Path) -> None:
