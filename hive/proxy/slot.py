@@ -41,6 +41,10 @@ class GivesWay(Protocol):
         """Ends it if it has a place; returns whether it had one."""
         ...
 
+    def gate_closed(self) -> None:
+        """Ends it: it is no reason to load a model, or to keep one."""
+        ...
+
 
 class Slot:
     """One inference server. `name` is empty for the active backend; a slot of the pool has its id, and the `generation`
@@ -152,9 +156,12 @@ class Slot:
     # the gate ---------------------------------------------------------------------------------------------------------
 
     def close(self, reason: Switching | Cold) -> None:
-        """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`."""
+        """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`. Prompts that
+        are read ahead at a slot of the pool end."""
         self.gate.close(reason)
         self.give_places()
+        for one in list(self.ahead) if self.name else ():
+            one.gate_closed()
 
     def open(self) -> None:
         """Opens the gate: waiting requests go on, in the order of the line, after `use`. All of them are decided again,

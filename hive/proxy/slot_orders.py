@@ -221,12 +221,18 @@ class SlotOrders:
         found = {slot.name: slot for slot in self._path.slots.pooled.values() if slot.gate.is_cold}
         waiting = {name: slot for name, slot in found.items() if slot.line.waiting}
         told = {name: self._demand(slot, now) for name, slot in waiting.items()}
-        gone = {name: SlotDemand(in_flight=0, waiting=[]) for name in self._told - told.keys()}
+        gone = {name: self._no_demand(name) for name in self._told - told.keys()}
         self._told = set(told)
+        if not told and not gone:
+            return
         try:
             self._tell(SlotDemands(slots=told | gone))
         except LinkLost:
             self._told.clear()  # the next daemon is told all
+
+    def _no_demand(self, name: str) -> SlotDemand:
+        slot = self._path.slots.pooled.get(name)
+        return SlotDemand(in_flight=0 if slot is None else slot.line.running, waiting=[])
 
     def _demand(self, slot: Slot, now: float) -> SlotDemand:
         requests = waiting_for(self._path.registry, slot)

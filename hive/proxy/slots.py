@@ -74,7 +74,7 @@ class SlotTable:
         slot.generation = row.generation
         slot.use(row.backend, row.models, is_new=is_new)
         if not row.is_open:
-            slot.gate.close(cold(row, now))
+            slot.close(cold(row, now))
         elif slot.gate.is_closed:
             slot.open()
         return slot
