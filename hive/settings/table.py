@@ -703,7 +703,7 @@ class Paths(msgspec.Struct, frozen=True):
         return self.runtime.with_name(f"{self.runtime.name}-inference") if self.apart else self.runtime / "m"
 
     def slot_socket(self, slot: str) -> Path:
-        """Where the server of a slot listens. 107 bytes hold it: a slot's id has at most 32."""
+        """The socket of a slot's server. 107 bytes hold it: a slot's id has at most 32."""
         return self.slot_sockets / f"{slot}.sock"
 
     @property
@@ -721,7 +721,7 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def slot_state(self) -> Path:
-        """What the servers of the pool cache."""
+        """Directory in which the servers of the pool cache."""
         return self.state / "inference"
 
     def agent_socket(self, agent: str) -> Path:
