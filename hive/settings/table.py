@@ -728,7 +728,7 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def slot_state(self) -> Path:
-        """What the servers of the pool cache."""
+        """Directory in which the servers of the pool cache."""
         return self.state / "inference"
 
     def agent_socket(self, agent: str) -> Path:
