@@ -242,7 +242,7 @@ class Daemon:
         )
         gpus = GpuMemoryReader()
         self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
-        self._clients = PoolClients(lambda: self.effects.settings.pool, is_awake=self._is_awake)
+        self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
         self._pool = Pool(
             entries_of(settings, models_dir.paths() if settings.pool.found else {}),
             settings=lambda: self.effects.settings,
@@ -626,7 +626,7 @@ class Daemon:
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
-        self._clients.used(events, time.monotonic())
+        self._clients.used(events, time.monotonic(), time.time())
         for agent in {event.agent_id for event in events}:
             if self.roster.get(agent) is not None:
                 self._show_totals(agent)

@@ -164,8 +164,7 @@ def _changed(answer: Answer) -> str:
 
 
 def _settings(loaded: Any) -> list[Answer]:
-    from hive.settings.file import DEFAULT
-    from hive.settings.file import NAMED
+    from hive.settings.file import DEFAULT, NAMED
     from hive.settings.table import SECTIONS, rows_of
 
     sections = [(name, getattr(loaded.settings, name), rows_of(name, struct)) for name, struct in SECTIONS.items()]
