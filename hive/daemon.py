@@ -231,19 +231,20 @@ class Daemon:
             effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
         )
         self._jobs = Jobs(self._database, self._audit_log)
+        models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
         self._models = Models(
             effects=self.effects,
             active=self._active,
             jobs=self._jobs,
             audit_log=self._audit_log,
             roster=self.roster,
-            directory=ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state)),
+            directory=models_dir,
         )
         gpus = GpuMemoryReader()
         self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
-        self._clients = PoolClients(lambda: self.effects.settings.pool, is_awake=self._is_awake)
+        self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
         self._pool = Pool(
-            entries_of(settings, self._models.directory.paths() if settings.pool.found else {}),
+            entries_of(settings, models_dir.paths() if settings.pool.found else {}),
             settings=lambda: self.effects.settings,
             helper=self._helper,
             proxy_link=self._proxy_link,
@@ -625,7 +626,7 @@ class Daemon:
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
-        self._clients.used(events, time.monotonic())
+        self._clients.used(events, time.monotonic(), time.time())
         for agent in {event.agent_id for event in events}:
             if self.roster.get(agent) is not None:
                 self._show_totals(agent)

@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "install": AROUND,
     "doctor": AROUND | {"link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
-    "up": AROUND | {"demo", "worker"},
+    "up": AROUND | {"demo", "worker", "link.slots"},
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agent_edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
@@ -92,6 +92,7 @@ STARTERS = {
     "cli.doctor",
     "cli.top",
     "cli.run_backend",
+    "cli.run_model",
     "cli.secrets",
     "cli.logs",
     "cli.backup",

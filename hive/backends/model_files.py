@@ -138,8 +138,8 @@ def _shards(path: Path) -> tuple[File, ...]:
 
 
 def check_gguf(file: BinaryIO, size: int) -> GgufHeader:
-    """Its header's words about the model. Raises BadRequest where it is no GGUF file that llama.cpp would read, or not all of it is
-    there."""
+    """Its header's words about the model. Raises BadRequest where it is no GGUF file that llama.cpp would read, or not
+    all of it is there."""
     reader = _Reader(file, size)
     if file.read(4) != b"GGUF":
         raise BadRequest("it does not begin with GGUF")

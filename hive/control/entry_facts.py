@@ -36,8 +36,8 @@ _CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision")
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that the files at one path tell. `why_not`: why they say nothing, a sentence, else empty; `can_load`: False where
-    they cannot be loaded either: there are none, or they are no whole model.
+    """Facts that the files at one path tell. `why_not`: why they say nothing, a sentence, else empty; `can_load`: False
+    where they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
     the files, Unix seconds.

@@ -14,6 +14,7 @@ from hive.control.pooled_slot import PooledSlot
 from hive.control.pooling import Pool
 from hive.domain import Band, JobState
 from hive.errors import DependencyDown, HiveError, WrongState
+from hive.pool.expected import expected_in_s
 from hive.pool.state import Demand, SlotState
 from hive.sandbox.client import SandboxClient
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
@@ -82,8 +83,8 @@ class PoolOrders:
             job = await self._jobs.begin(LOAD, plan=plan, progress=f"{slot.model} is loaded already", actor=actor)
             return await self._jobs.end(job, JobState.DONE, result=plan | {"changed": False})
         now = time.monotonic()
-        bound = explanation_of(self.pool, slot.id, Band.NORMAL)["bound_s"]
-        job = await self._jobs.begin(LOAD, plan=plan, progress=f"loading {slot.model}", actor=actor, eta_s=bound)
+        eta_s = expected_in_s(self.pool.facts(now), slot.id, now)
+        job = await self._jobs.begin(LOAD, plan=plan, progress=f"loading {slot.model}", actor=actor, eta_s=eta_s)
         if slot.state is SlotState.FAILED:
             slot.state, slot.failures = SlotState.COLD, 0
             slot.ends.clear()

@@ -29,6 +29,7 @@ from hive.link.pool import SlotDemands, SlotFlows, SlotRow
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
+from hive.pool.expected import expected_in_s
 from hive.pool.moves import (
     CloseSlot,
     CutSlot,
@@ -297,6 +298,7 @@ class Pool:
         self.wake()
 
     def proxy_lost(self) -> None:
+        self.clients.link_lost()
         for slot in self.slots.values():
             slot.demands, slot.more_demands = (), 0
         self.wake()
@@ -348,8 +350,7 @@ class Pool:
     def _row(self, slot: PooledSlot, facts: PoolFacts, now: float) -> SlotRow:
         ready_in_s: float | None = None
         if not slot.is_open and not slot.never and not slot.why_not and (slot.waiting or slot.state in HELD):
-            demand = slot.waiting[0] if slot.waiting else Demand(Band.NORMAL, now)
-            ready_in_s = waiting_bound(facts, slot.id, demand, now).seconds
+            ready_in_s = expected_in_s(facts, slot.id, now)
         return slot.row(wait_s=self._settings().pool.load_wait_s, ready_in_s=ready_in_s)
 
     # the facts --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -30,6 +31,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "hive-inference-vllm.service",
         "hive-inference-llama.service",
         "hive-inference-demo.service",
+        "hive-model@*.service",
     ),
     "first-boot": ("hive-first-boot.service",),
 }
@@ -143,8 +145,11 @@ def _component_of(unit: str) -> str:
     """
     >>> _component_of("hive-inference-vllm.service"), _component_of("hive-thaw.service")
     ('backend', 'thaw')
+    >>> _component_of("hive-model@qwen3-8b-f9b30c0d.service")
+    'backend'
     """
-    named = next((name for name, units in COMPONENTS.items() if unit in units), None)
+    known = re.sub(r"@.+\.service$", "@*.service", unit)
+    named = next((name for name, units in COMPONENTS.items() if known in units), None)
     return named or unit.removeprefix("hive-").removesuffix(".service")
 
 

@@ -41,7 +41,7 @@ def flow_of(
 ) -> SlotFlow:
     """The facts of the requests `there`. `moved_at`: when an answer of the slot last began or ended; monotonic seconds.
 
-    >>> there = [SlotRequest("ann", 10.0), SlotRequest("ann", 40.0, heard_at=95.0), SlotRequest("", 50.0, heard_at=60.0)]
+    >>> there = [SlotRequest("ann", 10.0), SlotRequest("ann", 40.0, 95.0), SlotRequest("", 50.0, 60.0)]
     >>> flow = flow_of(there, 100.0, moved_at=41.0)
     >>> flow.in_flight, flow.agents, flow.oldest_s, flow.no_head_s, flow.no_data_s, flow.moved_s
     (3, ['ann', ''], 90.0, 90.0, 40.0, 5.0)

@@ -49,7 +49,7 @@ log = logging.getLogger("hive.sandbox")
 
 VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotStop, AskSlots, AskSlotLog})
 ENDING: frozenset[type[LinkMessage]] = frozenset({SlotStop, AskSlots})
-"""What `hive up` asks when it ends."""
+"""Those that `hive up` asks when it ends."""
 
 Known = Callable[[], Container[str]]
 """The ids that root's configuration describes now. Blocks on a file; raises ConfigError."""

@@ -28,7 +28,7 @@ class SlotEnd(NamedTuple):
 
 
 class SlotUse(NamedTuple):
-    """What a server uses now; the same as in `SlotProcess`."""
+    """Processes, memory and CPU time of a server now; the same as in `SlotProcess`."""
 
     pids: list[int]
     bytes: int | None
@@ -81,7 +81,7 @@ class SlotStarter(Protocol):
         ...
 
     async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
-        """What an earlier helper started, and of `granted` what has ended since."""
+        """The servers that an earlier helper started, and those of `granted` that have ended since."""
         ...
 
     async def log(self, slot: str, lines: int) -> str:

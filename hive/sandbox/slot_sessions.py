@@ -67,7 +67,7 @@ CommandMaker = Callable[[str], Sequence[str]]
 """Slot id → the command that supervises its server."""
 
 
-class RunningSession:
+class ModelSession:
     """One server as a session; see `RunningSlot`."""
 
     def __init__(
@@ -111,7 +111,7 @@ class RunningSession:
         self._pids()  # what leaves the session later is known from now on
 
     def __repr__(self) -> str:
-        return f"<RunningSession {self._slot} {self.pid}>"
+        return f"<ModelSession {self._slot} {self.pid}>"
 
     def age_s(self) -> float:
         main = self._record.main
@@ -137,7 +137,7 @@ class RunningSession:
         return True
 
     async def _until_it_answers(self) -> None:
-        """What it said while no helper listened is lost; so it is asked."""
+        """Asks the server itself: what it said while no helper listened is lost."""
         while True:
             with contextlib.suppress(OSError, CallFailed, TimeoutError):
                 async with asyncio.timeout(HEALTH_S):
@@ -294,7 +294,7 @@ class SlotSessions:
         self._command = command or self._run_model
         self._label = state_label(paths.state)
         self._records = SlotRecords(paths.slot_records)
-        self._running: dict[str, RunningSession] = {}
+        self._running: dict[str, ModelSession] = {}
 
     def __repr__(self) -> str:
         return f"<SlotSessions {len(self._running)} started or found>"
@@ -319,7 +319,7 @@ class SlotSessions:
         leaf, memory = self._groups(slot)
         mark = f"{MARK}={self._label}.{slot}.{run}"
         record = SlotRecord(run=run, mark=mark, socket=str(socket), grant=grant, leaf=leaf, memory=memory)
-        running: RunningSession | None = None
+        running: ModelSession | None = None
         try:
             for directory in (self._paths.slot_sockets, self._paths.slot_state):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -336,7 +336,7 @@ class SlotSessions:
         self._running[slot] = running
         return running
 
-    def _spawned(self, slot: str, record: SlotRecord, said: NotifySocket, output: AgentOutput) -> RunningSession:
+    def _spawned(self, slot: str, record: SlotRecord, said: NotifySocket, output: AgentOutput) -> ModelSession:
         name, _, value = record.mark.partition("=")
         writing = output.writing_end()
         try:
@@ -358,7 +358,7 @@ class SlotSessions:
             self._records.save(slot, record)
         except HiveError as error:  # the mark in its environment is what a later helper has
             log.error("slot_record_not_written id=%s error=%s", slot, error)
-        return RunningSession(slot, record, self._records, self._paths, output, said, child=child)
+        return ModelSession(slot, record, self._records, self._paths, output, said, child=child)
 
     def _undo(self, slot: str, record: SlotRecord, said_at: Path) -> None:
         for group in {record.leaf, record.memory} - {""}:
@@ -400,11 +400,11 @@ class SlotSessions:
             log.warning("slot_grant_without_server id=%s", slot)
         return dict(self._running)
 
-    def _adopted(self, slot: str, record: SlotRecord) -> RunningSession:
+    def _adopted(self, slot: str, record: SlotRecord) -> ModelSession:
         self._paths.slot_sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
         said = NotifySocket(_notify_path(self._paths, slot))
         output = self._pipes.adopt(_log_name(slot))
-        running = RunningSession(slot, record, self._records, self._paths, output, said)
+        running = ModelSession(slot, record, self._records, self._paths, output, said)
         if record.socket != str(self._paths.slot_socket(slot)):
             log.warning("slot_elsewhere id=%s socket=%s: it is ended", slot, record.socket)
             spawn_task(running.stop(0.0), name="end slot elsewhere")

@@ -63,7 +63,7 @@ def unit_of_slot(slot: str) -> str:
     return UNIT.format(slot)
 
 
-class RunningUnit:
+class ModelUnit:
     """One server as a unit; see `RunningSlot`."""
 
     def __init__(
@@ -80,10 +80,10 @@ class RunningUnit:
         ago_s = systemd.seconds_since(shown.get(BEGAN, ""))
         self._began_at = time.monotonic() - (ago_s or 0.0)
         self._since = None if ago_s is None else time.time() - ago_s - CLOCKS_S
-        self._groups = Groups.of(shown.get("ControlGroup", ""))
+        self._groups = UnitGroups.of(shown.get("ControlGroup", ""))
 
     def __repr__(self) -> str:
-        return f"<RunningUnit {self.unit} {self.pid}>"
+        return f"<ModelUnit {self.unit} {self.pid}>"
 
     def age_s(self) -> float:
         return time.monotonic() - self._began_at
@@ -145,7 +145,7 @@ class RunningUnit:
             self._job.cancel()
 
 
-class Groups:
+class UnitGroups:
     """The control groups of one unit: `unified` (v2), and `memory` where that is one of v1."""
 
     def __init__(self, unified: Path | None, memory: Path | None) -> None:
@@ -153,10 +153,10 @@ class Groups:
         self._memory = memory
 
     def __repr__(self) -> str:
-        return f"<Groups {self._leaf!r}>"
+        return f"<UnitGroups {self._leaf!r}>"
 
     @classmethod
-    def of(cls, group: str) -> Groups:
+    def of(cls, group: str) -> UnitGroups:
         """`group`: as systemd names it (`ControlGroup=`)."""
         mounts = Path("/proc/self/mounts").read_text()
         unified, memory = find_mount(mounts), mount_of_v1("memory", mounts)
@@ -195,9 +195,9 @@ class SlotUnits:
                 job.cancel()
                 raise NotFound(f"there is no unit {unit}", hint="hive install puts hive-model@.service there")
             if shown.get("MainPID", "0") != "0":
-                return RunningUnit(unit, shown, grant, job)
+                return ModelUnit(unit, shown, grant, job)
             if job.done() and shown.get("InvocationID") != before:  # it began, and has ended already
-                return RunningUnit(unit, shown, grant, job)
+                return ModelUnit(unit, shown, grant, job)
             if job.done() and (error := job.result()) is not None:
                 raise error
             if time.monotonic() > until:
@@ -214,7 +214,7 @@ class SlotUnits:
             shown = await systemd.show(unit_of_slot(slot), *_SHOWN)
             is_there = shown.get("ActiveState") in _STATES
             if is_there or slot in granted:
-                found[slot] = RunningUnit(unit_of_slot(slot), shown, read_grant(self._paths, slot), None)
+                found[slot] = ModelUnit(unit_of_slot(slot), shown, read_grant(self._paths, slot), None)
         return found
 
     async def log(self, slot: str, lines: int) -> str:
@@ -234,7 +234,7 @@ async def _started(unit: str) -> HiveError | None:
 
 
 async def read_log(unit: str, lines: int, since: float | None) -> str:
-    """What the server and its supervisor wrote, without what systemd says of them."""
+    """The last lines of the server and its supervisor, without what systemd says of them."""
     return await systemd.read_service(unit, lines=lines, since=since, only_its_own=True)
 
 

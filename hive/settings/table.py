@@ -515,10 +515,17 @@ class SettingRow(msgspec.Struct, frozen=True):
         >>> tenant = rows_of("tenant acme", TenantRow)
         >>> rows_of("inference", InferenceSection)["port"].variables, tenant["weight"].variables
         (['INFERENCE_PORT', 'HIVE_INFERENCE_PORT'], ['TENANT_WEIGHT_acme'])
+
+        Of a model there are none: its name holds what no variable's can.
+
+        >>> rows_of("model qwen3:8b", ModelRow)["pin"].variables
+        []
         """
-        kind, _, tenant = self.section.partition(" ")
-        if tenant:
-            return [f"TENANT_{self.key.upper()}_{tenant}"]
+        kind, _, name = self.section.partition(" ")
+        if kind == "model":
+            return []
+        if name:
+            return [f"TENANT_{self.key.upper()}_{name}"]
         own = f"HIVE_{kind}_{self.key}".upper()
         return [self.env, own] if self.env else [own]
 
@@ -703,7 +710,7 @@ class Paths(msgspec.Struct, frozen=True):
         return self.runtime.with_name(f"{self.runtime.name}-inference") if self.apart else self.runtime / "m"
 
     def slot_socket(self, slot: str) -> Path:
-        """Where the server of a slot listens. 107 bytes hold it: a slot's id has at most 32."""
+        """The socket of a slot's server. 107 bytes hold it: a slot's id has at most 32."""
         return self.slot_sockets / f"{slot}.sock"
 
     @property
@@ -721,7 +728,7 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def slot_state(self) -> Path:
-        """What the servers of the pool cache."""
+        """Directory in which the servers of the pool cache."""
         return self.state / "inference"
 
     def agent_socket(self, agent: str) -> Path:

@@ -66,7 +66,8 @@ def clear(paths: Paths) -> None:
     for path in (*named, paths.runtime / DEMO_SOCKET, paths.state / "socket", *agents.glob("*.sock")):
         with contextlib.suppress(OSError):
             path.unlink()
-    for directory in (agents, paths.runtime):
+    # Those of models are empty, or of models that live on.
+    for directory in (agents, paths.slot_sockets, paths.slot_grants, paths.runtime):
         with contextlib.suppress(OSError):
             directory.rmdir()
 

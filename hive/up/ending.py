@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from hive.client.calls import AsyncClient
 from hive.errors import HiveError
 from hive.host.process import ProcessTable, identify
+from hive.link.slots import ProcessState
 from hive.sandbox.client import SandboxClient
 from hive.up.children import Child
 from hive.up.services import ORDER
@@ -72,10 +73,31 @@ async def _kill_agents(helper: SandboxClient) -> None:
                 main.send(signal.SIGKILL)
 
 
-async def stop_children(children: Mapping[str, Child], interrupts: Interrupts, *, drain_s: float) -> None:
-    """Ends the processes one after the other in ORDER; the proxy's answers may go on for `drain_s`."""
+async def stop_slots(helper: SandboxClient, *, grace_s: float) -> None:
+    """Ends the servers of the pool: the helper started them, and they would outlive it. Never raises HiveError."""
+    try:
+        processes = await helper.slots()
+    except HiveError as error:
+        log.warning("models_not_stopped error=%s", error)
+        return
+    running = [slot for slot, process in processes.items() if process.state is not ProcessState.ENDED]
+    stops = (helper.slot_stop(slot, grace_s=grace_s) for slot in running)
+    for slot, done in zip(running, await asyncio.gather(*stops, return_exceptions=True), strict=True):
+        if isinstance(done, BaseException):
+            log.warning("model_not_stopped slot=%s error=%s", slot, done)
+
+
+async def stop_children(
+    children: Mapping[str, Child], interrupts: Interrupts, *, drain_s: float, models_of: SandboxClient | None
+) -> None:
+    """Ends the processes one after the other in ORDER; the proxy's answers may go on for `drain_s`.
+
+    `models_of`: the helper whose models end before it does, when nobody asks or starts one any more.
+    """
     for name in ORDER:
         if (child := children.get(name)) is not None:
+            if name == "sandbox" and models_of is not None:
+                await stop_slots(models_of, grace_s=0.0 if interrupts.hurry.is_set() else GRACE_S["backend"])
             grace_s = GRACE_S[name] + (drain_s if name == "proxy" else 0.0)
             await child.stop(grace_s=grace_s, hurry=interrupts.hurry.is_set)
 

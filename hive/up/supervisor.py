@@ -60,6 +60,7 @@ class Supervisor:
         self._default_state = default_state
         self._children: dict[str, Child] = {}
         self._may_move = True
+        self._ends_models = False
         self._demo: Demo | None = None
         self._before: Answer = {}
         self._farewell = ""
@@ -82,8 +83,9 @@ class Supervisor:
             if self._helper.connected:
                 log.info("agents_stopping grace_s=%g: Ctrl-C again does not wait", self._stop_grace_s)
                 await ending.stop_agents(self._daemon, self._helper, self._interrupts, grace_s=self._stop_grace_s)
+                self._ends_models = True
         finally:
-            # Where Hive could not come up, agents of an earlier run live on.
+            # Where Hive could not come up, agents and models of an earlier run live on.
             await self._end()
         if self._farewell:
             self._screen.tell(self._farewell)
@@ -211,7 +213,8 @@ class Supervisor:
 
     async def _end(self) -> None:
         log.info("leaving")
-        await ending.stop_children(self._children, self._interrupts, drain_s=self._drain_s)
+        models_of = self._helper if self._ends_models else None
+        await ending.stop_children(self._children, self._interrupts, drain_s=self._drain_s, models_of=models_of)
         await ending.kill_descendants()
         self._helper.close()
         await self._daemon.close()

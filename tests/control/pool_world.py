@@ -15,11 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from hive.backends.entries import ModelEntry, entries_of
 from hive.control.footprints import Footprints
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_memory import MemoryReading
-
-from hive.backends.entries import ModelEntry, entries_of
 from hive.control.pooling import Pool
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import LinkLost
@@ -210,7 +209,7 @@ class PoolWorld:
         for seed, (name, mb) in enumerate(models.items()):
             shutil.copy(tiny_model(seed), directory / f"{name}.gguf")
             rows[name] = ModelRow(file=str(directory / f"{name}.gguf"), vram_mb=mb)
-        quick = {"patience_normal_s": 0.05, "patience_high_s": 0.02, "free_s": 0.3, "drain_s": 0.3} | settings
+        quick = {"patience_normal_s": 0.05, "patience_high_s": 0.02, "free_s": 0.3, "drain_s": 0.3, "audience_s": 0.0} | settings
         self.settings = Settings(pool=PoolSection(**quick), models=rows)
         self.database = Database.open(directory / "pool.db")
         self.servers = PlayedServers()
@@ -234,7 +233,7 @@ class PoolWorld:
             self.entries,
             settings=lambda: self.settings,
             footprints=footprints,
-            clients=PoolClients(lambda: self.settings.pool, is_awake=lambda _: True),
+            clients=PoolClients(lambda: self.settings),
             socket_of=lambda id: f"/nowhere/{id}.sock",
             pins=pins or {},
             describe=describe,

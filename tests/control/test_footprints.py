@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import gguf
+import httpx
 import msgspec
 import pytest
 
 from hive.backends.entries import ModelEntry, slot_id
-from hive.control.entry_facts import FILE_TYPES, EntryFacts, model_info, read_facts, signature
+from hive.control.entry_facts import FILE_TYPES, EntryFacts, entry_facts, model_info, read_facts, signature
 from hive.control.footprints import Footprints
 from hive.errors import StoreFull
 from hive.pool.estimate import EstimateSource, GgufShape, kv_cache_bytes
@@ -27,7 +28,7 @@ from hive.settings.table import Settings
 from hive.store import pool
 from hive.store.database import Database
 from tests.backends.test_model_files import hf
-from tests.llama import MAKE_MODEL
+from tests.llama import MAKE_MODEL, serve
 
 SETTINGS = Settings()
 GPU = "NVIDIA H200"
@@ -378,6 +379,17 @@ async def test_a_row_that_cannot_be_read_is_passed_over(
 
 
 # --- what is shown -----------------------------------------------------------------------------------------------
+
+
+def test_a_cold_model_is_shown_as_its_real_server_shows_it(tmp_path: Path) -> None:
+    with serve(tmp_path, more=("-c", "8192")) as server:
+        path = tmp_path / "models" / "tiny.gguf"
+        asked = entry(path, "tiny", context=8192, parallel=4)
+        ours = model_info(asked, entry_facts(asked, read_facts(path), SETTINGS.inference))
+        (theirs,) = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert (ours.name, ours.owned_by) == (theirs["id"], theirs["owned_by"])
+    assert (ours.context_length, ours.parameters) == (theirs["meta"]["n_ctx"], theirs["meta"]["n_params"])
+    assert ours.quantization in theirs["meta"]["ftype"]
 
 
 def test_a_model_that_is_not_loaded_is_shown_with_what_its_files_say(tiny: Path) -> None:

@@ -22,6 +22,7 @@ from hive.cli.lazy import LazyGroup
 from hive.cli.main import root
 from hive.files.secrets import SECRETS
 from hive.proxy.server import HANDED
+from hive.sandbox.slot_units import unit_of_slot
 from hive.settings.table import Paths, Settings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
@@ -39,6 +40,7 @@ EXPOSURE = {
     "hive-inference-vllm.service": 0.9,
     "hive-inference-llama.service": 0.6,
     "hive-inference-demo.service": 0.4,
+    "hive-model@.service": 0.9,
     "hive-inference-ollama-relay.service": 0.5,
     "hive-first-boot.service": 1.2,
     "hive-sandbox.service": 4.3,
@@ -256,7 +258,7 @@ def test_the_target_wants_no_inference_server() -> None:
     assert wanted == UNITS.keys() - {
         "hive.target",
         "hive-proxy-vsock.socket",
-        *(name for name in UNITS if name.startswith("hive-inference")),
+        *(name for name in UNITS if name.startswith(("hive-inference", "hive-model@"))),
     }
     for name in INFERENCE:
         assert not [line for line in read(name).settings if line[0] in ("WantedBy", "RequiredBy")]
@@ -269,6 +271,28 @@ def test_an_inference_server_is_reached_by_its_socket_only(name: str) -> None:
     assert str(RUNTIME) in unit.all("ReadWritePaths")
     assert unit.all("UMask") == ["0007"]
     assert unit.all("ExecStart")[1] == ("demo-backend" if "demo" in name else "run-backend")
+
+
+def test_a_model_of_the_pool_is_started_by_the_helper_alone_and_never_again_by_systemd() -> None:
+    """One authority starts servers: systemd must neither start one with the box nor after its end."""
+    unit = read("hive-model@.service")
+    assert unit.all("Restart") == ["no"]
+    assert not [line for line in unit.settings if line[0] in ("WantedBy", "RequiredBy", "Conflicts")]
+    assert (unit.all("Type"), unit.all("NotifyAccess"), unit.all("MemoryAccounting")) == (["notify"], ["main"], ["yes"])
+    words = unit.all("ExecStart")
+    assert words[1:3] == ["run-model", "%i"]
+    assert words[words.index("--grant") + 1] == str(PATHS.slot_grant("%i"))
+    assert words[words.index("--socket") + 1] == str(PATHS.slot_socket("%i"))
+    assert words[words.index("--state-dir") + 1] == str(PATHS.slot_state)
+    assert unit_of_slot("a") == "hive-model@a.service"
+
+
+def test_a_model_of_the_pool_has_the_gpus_that_vllm_has() -> None:
+    model, vllm = read("hive-model@.service"), read("hive-inference-vllm.service")
+    assert model.lines("DeviceAllow") == vllm.lines("DeviceAllow")
+    assert str(RUNTIME) in model.all("ReadWritePaths")
+    assert model.all("UMask") == ["0007"]
+    assert model.all("PrivateNetwork") == ["yes"]
 
 
 def test_the_relay_is_in_ollamas_network_and_starts_nothing() -> None:

@@ -107,6 +107,9 @@ async def test_an_answer_whose_client_does_not_read_is_no_stalled_one(tmp_path: 
         count = len(pool.flows)
         await until(lambda: len(pool.flows) > count + 6)
         assert last(pool).no_data_s == last(pool).moved_s == 0.0  # type: ignore[union-attr]
+        server.say(piece(LAST) + b"0\r\n\r\n")
+        client.transport.resume_reading()
+        assert (await client.answer())[0] == 200
 
 
 async def test_a_daemon_that_is_back_is_told_of_what_is_in_flight(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hive.host.process import identify
 from hive.link.slots import ProcessState, SlotGrant, SlotStart
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
+from hive.up import ending
 from tests.sandbox.harness import alive, runtimes, until
 from tests.sandbox.model_servers import GRANT, A, B, PoolHelper, connected, helper, left, pids
 
@@ -362,7 +363,8 @@ async def test_one_that_ended_while_no_helper_was_there_is_told(paths: Paths, fr
     await until(lambda: not main.is_alive())
     async with helper(paths, freezer), connected(paths) as daemon:
         await until(lambda: grants(paths) == [])
-        told = [*daemon.moved, *(await daemon.client.slots()).values()]
+        asked = (await daemon.client.slots()).values()
+        told = [*daemon.moved, *asked]  # which of the two depends on who was first
         assert {(process.run, process.state) for process in told} == {(serving.run, ProcessState.ENDED)}
         assert list(paths.slot_records.iterdir()) == []
 
@@ -432,3 +434,24 @@ async def test_one_that_is_killed_for_memory_is_told_so(paths: Paths) -> None:
 def test_a_message_needs_a_grant() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"id": A}, type=SlotStart)
+
+
+# --- the end of `hive up` -----------------------------------------------------------------------------------------
+
+
+async def test_hive_up_ends_them_all_when_it_ends(paths: Paths, freezer: str) -> None:
+    async with helper(paths, freezer), connected(paths) as daemon, connected(paths, "up") as up:
+        await daemon.serving(A)
+        await daemon.serving(B)
+        await ending.stop_slots(up.client, grace_s=20)
+        assert (left(paths), await daemon.client.slots()) == ([], {})
+
+
+async def test_the_end_of_hive_up_goes_on_without_a_helper(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
+    async with helper(paths, "signals"):
+        async with connected(paths, "up") as up:
+            pass
+        await ending.stop_slots(up.client, grace_s=20)
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records if record.name == "hive.up"] == [
+        "models_not_stopped"
+    ]
