@@ -27,6 +27,7 @@ from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.store import pool
 from hive.store.database import Database
+from tests.backends.test_model_files import gguf as small_gguf
 from tests.backends.test_model_files import hf
 from tests.llama import MAKE_MODEL, serve
 
@@ -86,6 +87,19 @@ def test_a_copy_is_the_same_model_and_other_weights_are_another_one(tiny: Path, 
     copy.write_bytes(data)
     other.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert read_facts(copy).digest == read_facts(tiny).digest != read_facts(other).digest
+
+
+def test_of_a_large_file_the_begin_and_the_end_make_the_digest(tmp_path: Path) -> None:
+    path, digests = tmp_path / "x.gguf", []
+    data = bytearray(small_gguf() + bytes(3 << 20))
+    for change in (0, 1000, len(data) // 2, len(data) - 1):
+        changed = bytearray(data)
+        if change:
+            changed[change] ^= 255
+        path.write_bytes(changed)
+        digests.append(read_facts(path).digest)
+    assert len(set(digests[:2])) == len({digests[0], digests[3]}) == 2
+    assert digests[2] == digests[0], "all of it takes a minute"
 
 
 def described(path: Path, **keys: object) -> Path:
@@ -328,6 +342,10 @@ async def test_a_peak_is_written_down_once_it_has_grown_by_one_per_cent(database
     need = learning.need(asked, GPU)
     assert need is not None
     assert need.bytes == 101_500
+    after = await footprints_of(database)
+    await after.facts_of(asked)
+    await after.after_peak(asked, GPU, 101_600)
+    assert await kept() == 101_001
 
 
 async def test_of_a_model_without_known_files_nothing_is_learnt(database: Database, tmp_path: Path) -> None:
