@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from hive.store.database import Database
 from tests.backends.test_model_files import gguf as small_gguf
 from tests.backends.test_model_files import hf
 from tests.llama import MAKE_MODEL, serve
+from tests.nobody import run_as_nobody
 
 SETTINGS = Settings()
 GPU = "NVIDIA H200"
@@ -205,13 +207,21 @@ def test_a_directory_tells_its_context_and_the_type_of_its_weights(tmp_path: Pat
     assert (read_facts(at).why_not, read_facts(at).context_trained) == ("", None)
 
 
-def test_what_is_not_there_says_so_and_what_may_not_be_read_may_still_be_loaded(tmp_path: Path) -> None:
+def test_what_is_not_there_says_so(tmp_path: Path) -> None:
     gone = read_facts(tmp_path / "none.gguf")
     assert (gone.why_not, gone.can_load) == (f"there is no {tmp_path}/none.gguf", False)
-    if os.geteuid() == 0:
-        pytest.skip("root may read all")
-    (tmp_path / "x.gguf").touch(mode=0)
-    assert read_facts(tmp_path / "x.gguf").can_load
+
+
+def test_what_the_daemon_may_not_read_its_server_may_still_load() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.gguf")
+        path.touch(mode=0)
+        Path(folder).chmod(0o755)
+        told = run_as_nobody(
+            "from pathlib import Path; from hive.control.entry_facts import read_facts\n"
+            f"facts = read_facts(Path({str(path)!r})); print(facts.can_load, facts.why_not)"
+        )
+    assert told == f"True the daemon may not read {path}\n"
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
