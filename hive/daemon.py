@@ -54,7 +54,7 @@ from hive.control.metrics import Scraper
 from hive.control.models import Models
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_memory import PoolMemory
-from hive.control.pool_orders import PoolOrders
+from hive.control.pool_orders import PoolOrders, why_off
 from hive.control.pooling import Pool
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
@@ -244,7 +244,7 @@ class Daemon:
         self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
         self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
         self._pool = Pool(
-            entries_of(settings, models_dir.paths() if settings.pool.found else {}),
+            entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {},
             settings=lambda: self.effects.settings,
             helper=self._helper,
             proxy_link=self._proxy_link,
@@ -307,7 +307,7 @@ class Daemon:
         )
         orders = PoolOrders(
             self._pool,
-            enabled=settings.pool.enabled,
+            why_off=why_off(settings),
             jobs=self._jobs,
             database=self._database,
             audit_log=self._audit_log,

@@ -118,10 +118,8 @@ class PoolMemory:
     def _note(self, found: Mapping[str, GpuDevice], now: float, *, is_whole: bool) -> None:
         """Takes in what the driver told of GPUs, and forgets those that are gone."""
         for uuid, device in found.items():
-            known = self._known.get(uuid)
-            total = device.total_bytes or (known.total_bytes if known else None)
-            if total:
-                self._known[uuid] = _KnownGpu(device.name or (known.name if known else ""), total, now)
+            if device.total_bytes:
+                self._known[uuid] = _KnownGpu(device.name, device.total_bytes, now)
         if is_whole:
             self._known = {uuid: known for uuid, known in self._known.items() if now - known.seen_at < GONE_S}
 

@@ -17,6 +17,7 @@ from hive.errors import DependencyDown, HiveError, WrongState
 from hive.pool.expected import expected_in_s
 from hive.pool.state import Demand, SlotState
 from hive.sandbox.client import SandboxClient
+from hive.settings.table import Settings
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
 from hive.store import pool as store
 from hive.store.database import Database
@@ -28,6 +29,13 @@ UNLOAD = "model.unload"
 AGAIN_S = 1.0
 
 
+def why_off(settings: Settings) -> str:
+    """The setting for which there is no pool; empty where there may be one."""
+    if not settings.pool.enabled:
+        return "[pool] enabled = false"
+    return "" if settings.sandbox.enabled else "[sandbox] enabled = false: without the helper no server is started"
+
+
 class PoolOrders:
     """What the API asks of the pool. Every method that writes raises as `Database.write` does."""
 
@@ -35,14 +43,14 @@ class PoolOrders:
         self,
         pool: Pool,
         *,
-        enabled: bool,
+        why_off: str,
         jobs: Jobs,
         database: Database,
         audit_log: AuditLog,
         helper: SandboxClient,
     ) -> None:
         self.pool = pool
-        self._enabled = enabled
+        self._why_off = why_off
         self._jobs = jobs
         self._database = database
         self._audit_log = audit_log
@@ -54,7 +62,7 @@ class PoolOrders:
     # looking ----------------------------------------------------------------------------------------------------------
 
     def view(self) -> PoolView:
-        return view_of(self.pool, enabled=self._enabled)
+        return view_of(self.pool, why_off=self._why_off)
 
     def explain(self, model: str, band: Band) -> PoolExplanation:
         """Raises NotFound with the names there are."""

@@ -17,22 +17,16 @@ from hive.shapes.pool import BoundPartView, LeavingModel, PoolAccount, PoolExpla
 HOST_MEMORY = "host memory"
 
 
-def view_of(pool: Pool, *, enabled: bool) -> PoolView:
-    """All accounts and all slots, in the order in which they are described."""
+def view_of(pool: Pool, *, why_off: str) -> PoolView:
+    """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool."""
     now = time.monotonic()
     facts = pool.facts(now)
     return PoolView(
-        enabled=enabled and pool.has_slots,
-        why_not=_why_not(pool, enabled=enabled),
+        enabled=pool.has_slots and not why_off,
+        why_not=why_off or ("" if pool.has_slots else "no model is described: [model NAME] in hive.conf"),
         accounts=[_account(pool, account, facts) for account in facts.accounts],
         slots=[slot_view(pool, slot, facts, now) for slot in pool.slots.values()],
     )
-
-
-def _why_not(pool: Pool, *, enabled: bool) -> str:
-    if not enabled:
-        return "[pool] enabled = false"
-    return "" if pool.has_slots else "no model is described: [model NAME] in hive.conf"
 
 
 def _account(pool: Pool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:

@@ -156,8 +156,9 @@ class PooledSlot:
         if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING):
             return
         self.grants = tuple(with_measured(grant, by_account.get(grant.account)) for grant in self.grants)
-        known = [bytes for bytes in by_account.values() if bytes is not None]
-        self.peak_bytes = max([self.peak_bytes, sum(known)])
+        known = [grant.measured_bytes for grant in self.grants if grant.measured_bytes is not None]
+        if len(known) == len(self.grants):
+            self.peak_bytes = max(self.peak_bytes, sum(known))
 
     # its states -------------------------------------------------------------------------------------------------------
 

@@ -196,10 +196,12 @@ class SlotSteps:
         """Measures what the load has taken, and keeps it."""
         if isinstance(reading := await outcome_of(self._pool.look()), HiveError):
             return
-        measured = [bytes for bytes in reading.by_slot.get(slot.id, {}).values() if bytes is not None]
-        if not measured:
-            return
-        peak = max(sum(measured), slot.peak_bytes, (slot.process.peak_bytes or 0) if slot.process is not None else 0)
+        by_account = reading.by_slot.get(slot.id, {})
+        known = [by_account.get(grant.account) for grant in slot.grants]
+        measured = [bytes for bytes in known if bytes is not None]
+        if not measured or len(measured) < len(known):
+            return  # a part of it says nothing of the whole
+        peak = max(sum(measured), slot.peak_bytes, host_peak(slot))
         learnt = self._pool.footprints.after_load(slot.entry, self._pool.gpu, sum(measured), peak, seconds)
         if isinstance(error := await outcome_of(learnt), HiveError):
             log.warning("footprint_not_kept model=%s error=%s", slot.model, error.message)
@@ -311,8 +313,8 @@ class SlotSteps:
         process = slot.process
         log.error("server_crashed model=%s generation=%d why=%s", slot.model, slot.generation, why)
         blame = await outcome_of(self._proxy_link.slot_crashed(slot.id, slot.generation))
-        if process is not None and process.peak_bytes:
-            await outcome_of(self._pool.footprints.after_peak(slot.entry, self._pool.gpu, process.peak_bytes))
+        if peak := max(slot.peak_bytes, host_peak(slot)):
+            await outcome_of(self._pool.footprints.after_peak(slot.entry, self._pool.gpu, peak))
         await self._end(slot)
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
@@ -327,6 +329,12 @@ class SlotSteps:
             detail["agents"] = ", ".join(blame.agents)
         self._audit_log.note("model.crashed", target=slot.id, detail=detail)
         self._pool.wake()
+
+
+def host_peak(slot: PooledSlot) -> int:
+    """The most memory of the host that its server was seen to take, where that is what it is charged; else 0."""
+    is_on_host = all(grant.account == CPU for grant in slot.grants)
+    return 0 if slot.process is None or not is_on_host else slot.process.peak_bytes or 0
 
 
 def ended(process: SlotProcess | None) -> str:

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,8 +28,10 @@ from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.store import pool
 from hive.store.database import Database
+from tests.backends.test_model_files import gguf as small_gguf
 from tests.backends.test_model_files import hf
 from tests.llama import MAKE_MODEL, serve
+from tests.nobody import run_as_nobody
 
 SETTINGS = Settings()
 GPU = "NVIDIA H200"
@@ -86,6 +89,19 @@ def test_a_copy_is_the_same_model_and_other_weights_are_another_one(tiny: Path, 
     copy.write_bytes(data)
     other.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert read_facts(copy).digest == read_facts(tiny).digest != read_facts(other).digest
+
+
+def test_of_a_large_file_the_begin_and_the_end_make_the_digest(tmp_path: Path) -> None:
+    path, digests = tmp_path / "x.gguf", []
+    data = bytearray(small_gguf() + bytes(3 << 20))
+    for change in (0, 1000, len(data) // 2, len(data) - 1):
+        changed = bytearray(data)
+        if change:
+            changed[change] ^= 255
+        path.write_bytes(changed)
+        digests.append(read_facts(path).digest)
+    assert len(set(digests[:2])) == len({digests[0], digests[3]}) == 2
+    assert digests[2] == digests[0], "all of it takes a minute"
 
 
 def described(path: Path, **keys: object) -> Path:
@@ -191,13 +207,21 @@ def test_a_directory_tells_its_context_and_the_type_of_its_weights(tmp_path: Pat
     assert (read_facts(at).why_not, read_facts(at).context_trained) == ("", None)
 
 
-def test_what_is_not_there_says_so_and_what_may_not_be_read_may_still_be_loaded(tmp_path: Path) -> None:
+def test_what_is_not_there_says_so(tmp_path: Path) -> None:
     gone = read_facts(tmp_path / "none.gguf")
     assert (gone.why_not, gone.can_load) == (f"there is no {tmp_path}/none.gguf", False)
-    if os.geteuid() == 0:
-        pytest.skip("root may read all")
-    (tmp_path / "x.gguf").touch(mode=0)
-    assert read_facts(tmp_path / "x.gguf").can_load
+
+
+def test_what_the_daemon_may_not_read_its_server_may_still_load() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.gguf")
+        path.touch(mode=0)
+        Path(folder).chmod(0o755)
+        told = run_as_nobody(
+            "from pathlib import Path; from hive.control.entry_facts import read_facts\n"
+            f"facts = read_facts(Path({str(path)!r})); print(facts.can_load, facts.why_not)"
+        )
+    assert told == f"True the daemon may not read {path}\n"
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
@@ -328,6 +352,10 @@ async def test_a_peak_is_written_down_once_it_has_grown_by_one_per_cent(database
     need = learning.need(asked, GPU)
     assert need is not None
     assert need.bytes == 101_500
+    after = await footprints_of(database)
+    await after.facts_of(asked)
+    await after.after_peak(asked, GPU, 101_600)
+    assert await kept() == 101_001
 
 
 async def test_of_a_model_without_known_files_nothing_is_learnt(database: Database, tmp_path: Path) -> None:

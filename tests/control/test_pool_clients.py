@@ -142,6 +142,9 @@ def test_callers_without_a_name_are_one_client_and_known_by_their_rate(clients: 
 def test_a_request_counts_from_its_begin_and_one_told_late_at_its_own_time(clients: KnownClients) -> None:
     clients.used([event("", took_s=20)], 100.0)
     assert clients.audience("m", 101.0).ends_at == 110.0
+    clients.used([event("", took_s=5)], 103.0)
+    clients.used([event("", took_s=90)], 104.0)
+    assert clients.audience("m", 104.0).ends_at == 128.0, "that one began before the other"
     clients.used([event("ann", "n", created_at=5000.0)], 100.0, wall=5012.0)
     assert clients.audience("n", 101.0).ends_at == 118.0
     clients.flow(100.5, m=flow("ann"))
@@ -188,6 +191,9 @@ def test_agents_are_forgotten_and_models_have_an_end(clients: KnownClients, monk
     assert repr(clients) == "<PoolClients 1 agents, 3 models>"
     assert clients.users("m", 102.0 + FORGET * 30) == 1
     assert set(clients._last_at) == {"m"}
+    clients.wait(500.0, n=demand("bob"))
+    clients.used([event("ann")], 501.0 + FORGET * 30)
+    assert clients.users("n", 502.0 + FORGET * 30) == 1, "one who waits long is told of once"
     assert len(clients._used_at) <= 4, "those of the pool's slots besides"
 
 

@@ -14,7 +14,7 @@ import pytest
 from hive.control.pool_memory import FOREIGN_S, GONE_S, HOST_MEMORY, LINGER_S, MemoryReading, PoolMemory
 from hive.host.gpu_memory import NO_ANSWER, GpuMemoryReader
 from hive.host.memory_box import BoxMemory, group_limit, read_box
-from hive.host.nvml import Nvml, SeenGpus
+from hive.host.nvml import PROCESSES_MAX, Nvml, SeenGpus
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import CPU, MIB, MemoryAccount
 from hive.settings.pool import ModelRow, PoolSection
@@ -107,6 +107,14 @@ async def test_pids_of_another_namespace_and_bytes_that_are_not_told_are_unknown
     assert reading.by_slot == {"a": {"GPU-0": None}}
 
 
+async def test_a_list_of_processes_that_may_be_cut_tells_nothing(proc: Path) -> None:
+    gpu = Gpu(used=30 * GIB, processes=[(pid, MIB) for pid in range(1, PROCESSES_MAX + 1)])
+    box = here(MeasuredBox(proc, gpu))
+    assert (await box.look(server("a", 1, 2, 3))).by_slot == {"a": {"GPU-0": None}}
+    gpu.processes.pop()
+    assert (await box.look(server("a", 1, 2, 3))).by_slot == {"a": {"GPU-0": 3 * MIB}}
+
+
 async def test_a_driver_that_hangs_takes_no_account_and_what_is_used_is_unknown_then(proc: Path) -> None:
     box = here(MeasuredBox(proc, Gpu(used=30 * GIB, processes=[(11, 10 * GIB)])))
     before = await box.look(server("a", 11))
@@ -133,6 +141,10 @@ async def test_a_gpu_that_refuses_stays_and_one_that_is_gone_for_a_minute_goes(p
         ("GPU-1", 140 * GIB, None),
     ]
     lost.is_lost = False
+    lost.refuses = {"GetMemoryInfo": LOST}
+    accounts = (await box.look()).accounts
+    assert [(one.total_bytes, one.used_bytes) for one in accounts] == [(140 * GIB, 2 * GIB), (140 * GIB, None)]
+    lost.refuses = {}
     box.library.gpus.remove(lost)
     box.now += GONE_S / 2
     assert len((await box.look()).accounts) == 1, "a whole answer without it, long after it was seen"
@@ -235,6 +247,7 @@ async def test_memory_of_a_server_that_begins_or_has_just_ended_is_not_foreign(p
     gpu.processes = []  # its process is gone, its memory not yet
     assert await foreign(server("a", 11, state=ProcessState.STOPPING)) == 1
     assert await foreign(server("a", state=ProcessState.ENDED)) == 1
+    assert (await box.look(server("a", state=ProcessState.ENDED))).by_slot == {}
     box.now += PoolSection().free_s
     assert await foreign() == 1
     box.now += LINGER_S + 0.1
