@@ -127,8 +127,8 @@ def test_one_that_cannot_be_loaded_says_why_and_an_unknown_one_what_there_is(hiv
         said = hive("model", *words, "meta/tin")
         assert (said.code, "did you mean `meta/tiny`?" in said.err) == (3, True), (words, said.err)
     assert hive("pool", "explain", "meta/tin").code == 3
-    for words in (("model", "load"), ("pool", "explain")):
-        assert hive(*words, "").code == 2
+    for group in (("model", "load"), ("pool", "explain")):
+        assert hive(*group, "").code == 2
 
 
 def test_the_pool_has_a_line_for_the_memory_and_one_for_each_model(hive: Hive) -> None:
