@@ -42,7 +42,7 @@ class RunningSlot(Protocol):
     pid: int
     """Of its supervisor."""
     state: ProcessState
-    """At its start, or when it was found."""
+    """At its start, or when it was found: `stopping` also for one whose end is not known yet."""
     grant: SlotGrant | None
 
     def age_s(self) -> float: ...

@@ -103,6 +103,8 @@ class ModelSession:
         self._ended = asyncio.Event()
         self._pidfd = -1
         fd = None if record.main is None else record.main.open()
+        if record.main is None or not record.main.is_alive():  # also one that nobody has waited for
+            self.state = ProcessState.STOPPING
         if fd is None:
             self._ended.set()
         else:
@@ -387,7 +389,7 @@ class SlotSessions:
             await group.let_go()
             group.make()
 
-    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
+    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:  # noqa: ARG002 - units are found by them
         snapshot = ProcessTable()
         for slot, record in self._records.load().items():
             if record.main is None and (marked := snapshot.with_environment(record.mark)):
@@ -396,8 +398,6 @@ class SlotSessions:
                 self._running[slot] = self._adopted(slot, record)
             except OSError as error:
                 log.error("slot_not_adopted id=%s error=%s", slot, error)
-        for slot in granted - self._running.keys():
-            log.warning("slot_grant_without_server id=%s", slot)
         return dict(self._running)
 
     def _adopted(self, slot: str, record: SlotRecord) -> ModelSession:

@@ -362,10 +362,11 @@ async def test_one_that_ended_while_no_helper_was_there_is_told(paths: Paths, fr
     os.kill(pids(paths)[0], signal.SIGKILL)
     await until(lambda: not main.is_alive())
     async with helper(paths, freezer), connected(paths) as daemon:
-        await until(lambda: grants(paths) == [])
-        asked = (await daemon.client.slots()).values()
-        told = [*daemon.moved, *asked]  # which of the two depends on who was first
-        assert {(process.run, process.state) for process in told} == {(serving.run, ProcessState.ENDED)}
+        found = (await daemon.client.slots())[A]
+        assert (found.run, found.state) == (serving.run, ProcessState.ENDED)
+        assert found.why
+        assert found.last
+        assert grants(paths) == []
         assert list(paths.slot_records.iterdir()) == []
 
 
@@ -392,6 +393,13 @@ async def test_a_helper_that_leaves_lets_its_servers_go_on(paths: Paths, freezer
     assert alive(serving.pid)
     async with helper(paths, freezer), connected(paths) as daemon:
         assert (await daemon.client.slots())[A].run == serving.run
+
+
+async def test_a_grant_that_a_killed_helper_wrote_for_nothing_is_removed(paths: Paths) -> None:
+    paths.slot_grants.mkdir(parents=True)
+    paths.slot_grant(A).write_text("{}")
+    async with helper(paths, "signals"):
+        assert grants(paths) == []
 
 
 async def test_a_record_that_is_damaged_is_moved_aside(paths: Paths) -> None:
