@@ -15,6 +15,8 @@ NUMBER_MAX = 2**31 - 1
 GRACE_MAX_S = 300.0
 LAST_LINES = 20
 """Lines of a server's output that are told with its end."""
+WHY_LINES = 2
+"""Of those, in the reason where the supervisor told none: an error and its hint."""
 LINE_MAX = 500
 
 

@@ -39,7 +39,7 @@ from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.notify_socket import NotifySocket
 from hive.sandbox.signals import SignalGroup
 from hive.sandbox.slot_records import SlotRecord, SlotRecords
-from hive.sandbox.slot_run import LAST_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task
 
@@ -184,7 +184,7 @@ class ModelSession:
         if self._was_stopped:
             return "it was stopped"
         how = "nobody saw how it ended" if code is None else f"exit code {code}"
-        return f"{how}: {last[-1]}" if last else how
+        return f"{how}: {' | '.join(last[-WHY_LINES:])}" if last else how
 
     def reaped(self, pid: int, code: int) -> None:
         if pid == self.pid and not self._reported.done():

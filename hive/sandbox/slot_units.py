@@ -21,7 +21,7 @@ from hive.host.memory_group import held_by_group, held_by_processes
 from hive.host.process import Identity, ProcessTable, identify
 from hive.link.slots import ProcessState, SlotGrant
 from hive.sandbox.inference_units import BEGAN, CLOCKS_S
-from hive.sandbox.slot_run import LAST_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.settings.table import Paths
 from hive.tasks import spawn
 
@@ -127,7 +127,7 @@ class ModelUnit:
         elif said and not said.startswith("serves"):
             why = said
         else:
-            why = ": ".join(filter(None, [result or "it ended", *last[-1:]]))
+            why = ": ".join(filter(None, [result or "it ended", " | ".join(last[-WHY_LINES:])]))
         return SlotEnd(None if ended is None else ended.code, why, result == OOM, last)
 
     async def stop(self, grace_s: float) -> None:
