@@ -354,6 +354,26 @@ TABLE: dict[str, Row] = {
         "{count:/process/processes} {pids}",
         "kill {pids: }",
     ),
+    # The pool of models.
+    "pool_file_missing": _error(
+        "there is no {path} for {model}{more:?, and * more are missing}: requests for it get 503",
+        "hive config show --origin  # put the file there, or take {where:quote} out",
+    ),
+    "pool_model_failed": _error(
+        "{model} cannot be loaded: {why}{more:? (and * more)}", "{hive:model logs {model:quote}}"
+    ),
+    "pool_never_fits": _error(
+        "{model} needs {need_bytes:GiB}, and there are {most_bytes:GiB} for all models{more:? (and * more)}",
+        "{hive:pool explain {model:quote}}  # another quantization, or a smaller context, needs less",
+    ),
+    "pool_unmeasured": _warning(
+        "{gpu} does not tell its memory{more:? (and * more)}: what is loaded there follows the books alone",
+        "{hive:doctor gpu}",
+    ),
+    "pool_foreign_memory": _warning(
+        "others hold {foreign_bytes:GiB} of {name} {gpu}{more:? (and * more)}: models have that much less",
+        "nvidia-smi  # {hive:pool} shows what is the pool's",
+    ),
     # What agents run in.
     "kvm_missing": _error(
         "{why}: virtual machines cannot run here", "{sudo}modprobe kvm_intel || {sudo}modprobe kvm_amd"

@@ -29,6 +29,7 @@ from hive.api.failures import Failures
 from hive.api.middleware import TcpEntry
 from hive.api.server import ApiServer, Tcp, serve
 from hive.backends.ask import parse_address
+from hive.backends.entries import entries_of
 from hive.backends.kinds import spec_of
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.switch import Target
@@ -42,6 +43,7 @@ from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.external_agents import WithElsewhere
+from hive.control.footprints import Footprints
 from hive.control.health import HealthReport
 from hive.control.hosts import hosts_of
 from hive.control.jobs import Jobs
@@ -50,6 +52,10 @@ from hive.control.listening import ListenPlace, WantedAddress, listen
 from hive.control.message_delivery import MessageDelivery
 from hive.control.metrics import Scraper
 from hive.control.models import Models
+from hive.control.pool_clients import PoolClients
+from hive.control.pool_memory import PoolMemory
+from hive.control.pool_orders import PoolOrders, why_off
+from hive.control.pooling import Pool
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
 from hive.control.recorded import PROXY_PORT, read_recorded
@@ -63,7 +69,7 @@ from hive.control.switching import Switcher, is_carried_on
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
-from hive.domain import ALIVE, Agent, Isolation, UsageEvent
+from hive.domain import ALIVE, Agent, AgentStatus, Isolation, UsageEvent
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
 from hive.host.access import RemoteAccess, access_of
@@ -75,7 +81,9 @@ from hive.host.notify import Notifier
 from hive.host.process import identify
 from hive.link.link import LinkReply
 from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.responses import FromProxy
+from hive.link.slots import SlotProcess
 from hive.link.usage import UsageBatch
 from hive.sandbox.client import SandboxClient
 from hive.settings.file import SettingOrigin
@@ -163,6 +171,7 @@ class Daemon:
             on_ended=self._ended,
             on_thawed_alone=self._thawed_alone,
             on_connected=self._helper_here,
+            on_slot_moved=self._slot_moved,
         )
         self._runtimes = RuntimeWatch(self._helper)
 
@@ -222,15 +231,30 @@ class Daemon:
             effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
         )
         self._jobs = Jobs(self._database, self._audit_log)
+        models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
         self._models = Models(
             effects=self.effects,
             active=self._active,
             jobs=self._jobs,
             audit_log=self._audit_log,
             roster=self.roster,
-            directory=ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state)),
+            directory=models_dir,
         )
         gpus = GpuMemoryReader()
+        self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
+        self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
+        self._pool = Pool(
+            entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {},
+            settings=lambda: self.effects.settings,
+            helper=self._helper,
+            proxy_link=self._proxy_link,
+            memory=PoolMemory(gpus, lambda: self.effects.settings),
+            footprints=self._footprints,
+            clients=self._clients,
+            audit_log=self._audit_log,
+            socket_of=lambda slot: str(paths.slot_socket(slot)),
+            pins=recorded.pins,
+        )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
         given = None if backend is None else Target(*backend)
@@ -281,6 +305,14 @@ class Daemon:
             switcher=self._switcher,
             api=self._api_at,
         )
+        orders = PoolOrders(
+            self._pool,
+            why_off=why_off(settings),
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+            helper=self._helper,
+        )
         self.services = Services(
             paths=paths,
             settings=settings,
@@ -313,6 +345,7 @@ class Daemon:
             switcher=self._switcher,
             jobs=self._jobs,
             models=self._models,
+            pool=orders,
             gpus=gpus,
             config=self._config,
             api_tokens=self._api_tokens,
@@ -342,6 +375,8 @@ class Daemon:
                 responses=self._responses,
                 gpus=gpus,
                 conditions=health.conditions,
+                pool_counts=self._pool.counts,
+                pool_view=orders.view,
             ),
         )
 
@@ -410,6 +445,7 @@ class Daemon:
         await self._jobs.give_up(self._given_up)
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
+        self._spawn(self._pool.run(), "pool")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
         await self._listen()
@@ -452,6 +488,7 @@ class Daemon:
         """Returns when agents and backend have been looked at: answers from then on are true."""
         await self._reconciled.wait()
         await self._active.known()
+        await self._pool.known()
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
@@ -461,6 +498,7 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         self._switcher.close()
+        await self._pool.close()
         self._models.close()
         self._active.hold()
         self._scheduler.close()
@@ -501,6 +539,15 @@ class Daemon:
     def _helper_here(self) -> None:
         self._spawn(self._reconcile(), "reconcile")
         self._runtimes.helper_here()
+        self._pool.helper_here()
+
+    def _slot_moved(self, process: SlotProcess) -> None:
+        self._pool.slot_moved(process)
+
+    def _is_awake(self, agent: str) -> bool:
+        """Whether the processes of this agent run."""
+        life = self.roster.get(agent)
+        return life is not None and life.status is AgentStatus.RUNNING
 
     async def _reconcile(self) -> None:
         """After a (re)connect, until it succeeded or that link is lost too."""
@@ -537,6 +584,7 @@ class Daemon:
             switching_to=self._switcher.towards,
             backend_wait_s=self._switcher.wait_s,
             runtime_settings=self._config.values,
+            slots=self._pool.rows(),
         )
 
     def row(self, agent: Agent) -> AgentRow:
@@ -547,11 +595,19 @@ class Daemon:
         self.roster.proxy_table(table.agents)
         self._message_delivery.proxy_here()
         self._prewarmer.proxy_here()
+        self._pool.proxy_here()
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
 
     def proxy_lost(self) -> None:
         self.roster.proxy_lost()
+        self._pool.proxy_lost()
+
+    def slot_demands(self, told: SlotDemands) -> None:
+        self._pool.demands(told)
+
+    def slot_flows(self, told: SlotFlows) -> None:
+        self._pool.flows(told)
 
     def quiet(self, agent: str) -> None:
         self.roster.quiet(agent)
@@ -570,6 +626,7 @@ class Daemon:
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
+        self._clients.used(events, time.monotonic(), time.time())
         for agent in {event.agent_id for event in events}:
             if self.roster.get(agent) is not None:
                 self._show_totals(agent)

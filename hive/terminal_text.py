@@ -1,4 +1,4 @@
-"""Signs that steer a terminal or mislead its reader, and their visible replacements, for text of strangers.
+"""Signs that steer a terminal or mislead its reader, and their visible replacements; colour, and the cells of a bar.
 
 Standard library only: every command pays for what this module imports.
 """
@@ -6,7 +6,7 @@ Standard library only: every command pays for what this module imports.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 MASK = "****"
 """Text in place of a value that the caller may not see."""
@@ -41,3 +41,20 @@ def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:
     (True, False)
     """
     return is_terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+
+
+def shares(parts: Sequence[float], whole: float, width: int) -> list[int]:
+    """Number of `width` cells for each part of `whole`; a part above 0 has one, as long as there is room.
+
+    >>> shares([80, 12], 140, 20), shares([1, 0, 99], 100, 10), shares([300], 100, 4), shares([1], 0, 4)
+    ([11, 2], [1, 0, 9], [4], [0])
+    """
+    left, cells, seen, drawn = width, [], 0.0, 0
+    for part in parts:
+        seen += part
+        upto = round(width * seen / whole) if whole > 0 else 0
+        count = min(left, max(upto - drawn, 1 if part > 0 and whole > 0 else 0))
+        cells.append(count)
+        drawn += count
+        left -= count
+    return cells

@@ -55,13 +55,14 @@ def flags(entry: LazyCommand, name: str) -> list[str]:
 
 def test_every_command_of_the_issue_is_there() -> None:
     expected = (
-        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend sandbox-thaw "
+        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend run-model sandbox-thaw "
         "agent-create agent-apply agent-edit agent-export agent-list agent-show agent-start agent-stop agent-restart "
         "agent-pause agent-resume agent-send agent-messages agent-responses agent-wake-at agent-keep-awake "
         "agent-logs agent-usage agent-remove agent-ls agent-ps agent-rm "
         "queue-list queue-show queue-cancel backend-status backend-list "
         "backend-switch backend-logs bench-sleep agent-exec "
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
+        "model-load model-unload model-pin model-unpin model-logs pool-show pool-explain "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate db-tables db-schema db-query"
@@ -96,7 +97,7 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
     assert "Examples:" in text
 
 
-@pytest.mark.parametrize("path", [path for path in groups() if path != ("queue",)], ids=" ".join)
+@pytest.mark.parametrize("path", [path for path in groups() if path not in (("queue",), ("pool",))], ids=" ".join)
 def test_a_group_alone_is_a_usage_error_that_shows_help(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +208,7 @@ WITHOUT_NAME = {
     "backend list",
     "model list",
     "model refresh",
+    "pool show",
     "backend logs",
     "model prompts",
     "logs",

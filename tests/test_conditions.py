@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hive.backends.entries import ModelEntry
 from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, conditions_in, fix_of
 from hive.control.health import Facts
 from hive.control.health import conditions_of as seen_by_the_daemon
-from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
+from hive.doctor.checks import backends, docker, files, host, leftovers, memory, pool, running, sandboxes, stores, units
 from hive.doctor.checks.check import Check, CheckVerdict, Status
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import examine
@@ -28,6 +29,7 @@ from hive.errors import WrongState
 from hive.host.gpu import GpuHardware
 from hive.host.memory import MemInfo, Swap
 from hive.host.nvml import GpuState, SeenGpus
+from hive.settings.pool import ModelRow
 from hive.store.anew import Loss
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,16 @@ def late() -> CheckVerdict:
     return CheckVerdict(found.status, found.reason, found.fix, found.found)
 
 
+MODEL = ModelEntry(id="m-1", name="qwen3-8b", kind="llama", path=P, row=ModelRow(), origin="[model qwen3-8b]")
+SLOT = {"model": "qwen3-8b", "state": "cold", "why": "Nobody has asked for it", "last_error": "", "need_bytes": GIB}
+ACCOUNT = {
+    "id": "GPU-1",
+    "name": "NVIDIA H200",
+    "total_bytes": 80 * GIB,
+    "reserve_bytes": GIB,
+    "used_bytes": GIB,
+    "foreign_bytes": 0,
+}
 CASES: dict[str, Case] = {
     "database_suspect": daemon(is_suspect=True),
     "database_begun_anew": daemon(loss=LOSS),
@@ -203,6 +215,13 @@ CASES: dict[str, Case] = {
     ),
     "backend_on_tcp": lambda: backends.judge_ways([backends.BackendPath("127.0.0.1:11434")], isolation="full"),
     "backend_runners_left": lambda: backends.judge_runners([backends.RunningProgram(8, 1, ("ollama", "runner"), GIB)]),
+    "pool_file_missing": lambda: pool.judge_files([MODEL], set()),
+    "pool_model_failed": lambda: pool.judge_failures(
+        {"slots": [{**SLOT, "state": "failed", "last_error": "no tensors"}]}
+    ),
+    "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
+    "pool_unmeasured": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "used_bytes": None}]}),
+    "pool_foreign_memory": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "foreign_bytes": 3 * GIB}]}),
     "kvm_missing": lambda: sandboxes.judge_kvm(errno.ENOENT, None, has_vmm=True, is_root=True),
     "kvm_other_api": lambda: sandboxes.judge_kvm(0, 13, has_vmm=True, is_root=True),
     "vsock_missing": lambda: sandboxes.judge_vsock(is_wanted=True, has_vsock=False, has_vhost=False),

@@ -92,6 +92,7 @@ STARTERS = {
     "cli.doctor",
     "cli.top",
     "cli.run_backend",
+    "cli.run_model",
     "cli.secrets",
     "cli.logs",
     "cli.backup",

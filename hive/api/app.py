@@ -29,6 +29,7 @@ from hive.api.middleware import AuthMiddleware, TcpEntry
 from hive.api.models import ModelApi
 from hive.api.order_audit import AuditedOrder, carried_out
 from hive.api.params import BODY, check_query, named, received
+from hive.api.pool import PoolApi
 from hive.api.requests import SteeringApi
 from hive.api.responses import head_of, problem
 from hive.api.routes import RouteRow
@@ -55,6 +56,7 @@ def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event)
     table = [
         *BoxApi(services, stopping=stopping).rows(),
         *ModelApi(services).rows(),
+        *PoolApi(services).rows(),
         *EventApi(services, stopping=stopping).rows(),
         *SteeringApi(services).rows(),
         *AgentApi(services, pause_timeout_s=pause_timeout_s).rows(),

@@ -75,10 +75,12 @@ class SteeringApi:
         ]
 
     async def queue(self, _: Request) -> Response:
-        return as_json(request_views.queue_view(await self._services.proxy_link.queue()))
+        services = self._services
+        return as_json(request_views.queue_view(await services.proxy_link.queue(), services.pool.progress))
 
     async def request(self, request: Request) -> Response:
-        return as_json(await self._services.usage.request(named(request, "id")))
+        services = self._services
+        return as_json(await services.usage.request(named(request, "id"), services.pool.progress))
 
     async def cancel_request(self, request: Request) -> Response:
         request_id = named(request, "id")

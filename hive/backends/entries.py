@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from hive.domain import BackendKind
 from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 
 SLUG_MAX = 20
+GGUF = ".gguf"
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +45,8 @@ def slot_id(name: str) -> str:
 
 def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> dict[str, ModelEntry]:
     """The entries by slot id: those described, then those of `found` (name -> path, files of `models_dir`) with another
-    name, as far as `[pool] found` wants them. None where the pool is not enabled."""
+    name, if `[pool] found` wants them: GGUF files for llama-server, directories for vLLM. None where the pool is not
+    enabled."""
     if not settings.pool.enabled:
         return {}
     entries: dict[str, ModelEntry] = {}
@@ -51,4 +54,11 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
         entries[slot_id(name)] = ModelEntry(
             id=slot_id(name), name=name, kind=row.backend, path=Path(row.file), row=row, origin=f"[model {name}]"
         )
+    for name, path in (found or {}).items() if settings.pool.found else ():
+        if slot_id(name) not in entries:
+            kind = BackendKind.LLAMA if path.suffix == GGUF else BackendKind.VLLM
+            row = ModelRow(backend=kind, file=str(path))
+            entries[slot_id(name)] = ModelEntry(
+                id=slot_id(name), name=name, kind=kind, path=path, row=row, origin=str(path)
+            )
     return entries

@@ -62,6 +62,14 @@ def launch(
     how = spec_of(kind).launch if kind in STARTED else None
     if how is None:
         raise ValueError(f"{kind} is no program that settings describe (the demo backend is Hive's own)")
+    return how(Order(inference, shown_environment(environment, state), socket_of(kind, runtime), state))
+
+
+def shown_environment(environment: Mapping[str, str], state: Path) -> dict[str, str]:
+    """The part of an environment that an inference server may see, with its own home.
+
+    >>> shown_environment({"LANG": "C", "HIVE_X": "1"}, Path("/s"))
+    {'LANG': 'C', 'HOME': '/s', 'XDG_CACHE_HOME': '/s/cache'}
+    """
     base = {name: value for name, value in environment.items() if not name.startswith(SECRET)}
-    home = {"HOME": str(state), "XDG_CACHE_HOME": str(state / "cache")}
-    return how(Order(inference, base | home, socket_of(kind, runtime), state))
+    return base | {"HOME": str(state), "XDG_CACHE_HOME": str(state / "cache")}

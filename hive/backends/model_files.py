@@ -22,12 +22,16 @@ GGUF = ".gguf"
 READ_BY = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Ends of names in a directory of Hugging Face that are taken along. No Python and no pickles: those are programs."""
 HEADER_MAX_BYTES = 100 * 1024 * 1024
-"""Of a safetensors file: what its own library takes (safetensors 0.8)."""
+"""Of a safetensors file: what its own library takes (safetensors 0.8). A GGUF file's has some 20 MB at most: its
+vocabulary."""
 CONFIG_MAX_BYTES = 16 * 1024 * 1024
 GGUF_VERSIONS = (2, 3)
 """Those that llama.cpp reads."""
 MOST = 1 << 20
 """Keys, tensors and dimensions of one file that are believed."""
+NAME_MAX_BYTES = 65535
+"""Of a key, by the format's own text (gguf.md)."""
+WEIGHTS_MAX = 1 << 50
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 Shape = TypeVar("Shape")
 _WHERE = "the file has to be on this box, readable for the daemon (an installed one sees nothing below /home and /tmp)"
@@ -40,12 +44,33 @@ class Format(StrEnum):
     HF = "hf"
 
 
+class GgufHeader(NamedTuple):
+    """A GGUF file's words about its model, as far as it has any; of a model in shards the first one says most.
+
+    `kv_heads`, `heads`: one number, or one for each layer. `key_length`, `value_length`: values of one head.
+    `file_type`: llama.cpp's number of a quantization. `weights`: of all tensors of this file.
+    """
+
+    architecture: str = ""
+    layers: int | None = None
+    heads: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+    embedding_length: int | None = None
+    key_length: int | None = None
+    value_length: int | None = None
+    context_length: int | None = None
+    size_label: str = ""
+    file_type: int | None = None
+    weights: int = 0
+
+
 class File(NamedTuple):
-    """One file of a model: what it will be called, where it lies, its bytes."""
+    """One file of a model: what it will be called, where it lies, its bytes; `header`: of a GGUF file."""
 
     name: str
     path: Path
     size: int
+    header: GgufHeader | None = None
 
 
 class ModelOnDisk(NamedTuple):
@@ -86,17 +111,17 @@ def find(path: Path) -> ModelOnDisk:
         raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _checked(path: Path, check: Callable[[BinaryIO, int], None]) -> File:
+def _checked(path: Path, check: Callable[[BinaryIO, int], GgufHeader | None]) -> File:
     """The file, with its own name in front of what is wrong with it."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise BadRequest(f"{path} is no regular file")
         try:
-            check(file, found.st_size)
+            header = check(file, found.st_size)
         except BadRequest as error:
             raise BadRequest(f"{path} is no whole model: {error.message}") from None
-    return File(path.name, path, found.st_size)
+    return File(path.name, path, found.st_size, header)
 
 
 # GGUF -----------------------------------------------------------------------------------------------------------------
@@ -112,8 +137,9 @@ def _shards(path: Path) -> tuple[File, ...]:
     return tuple(_checked(path.with_name(name), check_gguf) for name in names)
 
 
-def check_gguf(file: BinaryIO, size: int) -> None:
-    """Raises BadRequest where it is no GGUF file that llama.cpp would read, or not all of it is there."""
+def check_gguf(file: BinaryIO, size: int) -> GgufHeader:
+    """Its header's words about the model. Raises BadRequest where it is no GGUF file that llama.cpp would read, or not
+    all of it is there."""
     reader = _Reader(file, size)
     if file.read(4) != b"GGUF":
         raise BadRequest("it does not begin with GGUF")
@@ -123,19 +149,74 @@ def check_gguf(file: BinaryIO, size: int) -> None:
     tensors, keys = reader.count("tensors"), reader.count("keys")
     if not tensors:
         raise BadRequest("it has no tensors: a vocabulary alone is no model")
-    alignment = 32
+    kept: dict[bytes, _Value] = {}
     for _ in range(keys):
-        name = reader.text()
+        name = reader.name()
         value = reader.value(reader.number("<I"))
-        if name == b"general.alignment" and isinstance(value, int) and value > 0:
-            alignment = value
-    last = max(reader.tensor_end() for _ in range(tensors))
+        if value is not None and (name in _GENERAL or name.partition(b".")[2] in _OF_ARCHITECTURE):
+            kept[name] = value
+    alignment = kept.get(b"general.alignment")
+    alignment = alignment if isinstance(alignment, int) and alignment > 0 else 32
+    ends = [reader.tensor() for _ in range(tensors)]
     begins = -(-file.tell() // alignment) * alignment
-    if begins + last > size:
-        raise BadRequest(f"it is {size} bytes long and should be {begins + last}: it was not copied to its end")
+    if (expected := begins + max(end for end, _ in ends)) > size:
+        raise BadRequest(f"it is {size} bytes long and should be {expected}: it was not copied to its end")
+    return _header(kept, sum(weights for _, weights in ends))
 
 
+_Value = int | bytes | tuple[int, ...]
+_GENERAL = frozenset((b"general.architecture", b"general.alignment", b"general.file_type", b"general.size_label"))
+_OF_ARCHITECTURE = frozenset(
+    (
+        b"block_count",
+        b"context_length",
+        b"embedding_length",
+        b"attention.head_count",
+        b"attention.head_count_kv",
+        b"attention.key_length",
+        b"attention.value_length",
+    )
+)
+_LABEL_MAX = 64
+"""Bytes of a text that is kept: the name of an architecture, a size."""
+
+
+def _header(kept: dict[bytes, _Value], weights: int) -> GgufHeader:
+    """A value of another type than its key has is none."""
+
+    def text(name: bytes) -> str:
+        value = kept.get(name)
+        return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+    def number(name: bytes) -> int | None:
+        value = kept.get(name)
+        return value if isinstance(value, int) else None
+
+    def numbers(name: bytes) -> tuple[int, ...]:
+        value = kept.get(name)
+        return (value,) if isinstance(value, int) else value if isinstance(value, tuple) else ()
+
+    architecture = text(b"general.architecture")
+    of = architecture.encode() + b"."
+    return GgufHeader(
+        architecture=architecture,
+        layers=number(of + b"block_count"),
+        heads=numbers(of + b"attention.head_count"),
+        kv_heads=numbers(of + b"attention.head_count_kv"),
+        embedding_length=number(of + b"embedding_length"),
+        key_length=number(of + b"attention.key_length"),
+        value_length=number(of + b"attention.value_length"),
+        context_length=number(of + b"context_length"),
+        size_label=text(b"general.size_label"),
+        file_type=number(b"general.file_type"),
+        weights=weights,
+    )
+
+
+MOST_LAYERS = 4096
+"""Of one array of numbers that is kept: a model has one for each of its layers."""
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_WHOLE = frozenset((0, 1, 2, 3, 4, 5, 10, 11))
 _TEXT, _ARRAY = 8, 9
 _SIZES = (
     "0:1:4 1:1:2 2:32:18 3:32:20 6:32:22 7:32:24 8:32:34 9:32:40 10:256:84 11:256:110 12:256:144 13:256:176 14:256:210",
@@ -153,6 +234,7 @@ class _Reader:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._size = size
+        self._most = min(size, HEADER_MAX_BYTES)
 
     def number(self, format: str) -> int:
         data = self._file.read(struct.calcsize(format))
@@ -166,15 +248,22 @@ class _Reader:
             raise BadRequest(f"{found} {what}: that is no header of a model")
         return found
 
-    def text(self) -> bytes:
+    def name(self) -> bytes:
         length = self.number("<Q")
+        if length > NAME_MAX_BYTES:
+            raise BadRequest(f"a name of {length} bytes: that is no header of a model")
         self._fits(length)
         return self._file.read(length)
 
-    def value(self, type_: int) -> int | bytes | None:
-        """A number or a text; of an array nothing is kept."""
+    def value(self, type_: int) -> _Value | None:
+        """A whole number, a short text, or a short array of whole numbers; nothing is kept of others."""
         if type_ == _TEXT:
-            return self.text()
+            length = self.number("<Q")
+            if length > _LABEL_MAX:
+                self._skip(length)
+                return None
+            self._fits(length)
+            return self._file.read(length)
         if type_ in (6, 12):
             self._skip(struct.calcsize(_SCALARS[type_]))
             return None
@@ -184,34 +273,50 @@ class _Reader:
             raise BadRequest(f"a value of type {type_}: that is no GGUF")
         of, length = self.number("<I"), self.number("<Q")
         if of == _TEXT:
-            self._fits(length * 8)
-            for _ in range(length):
-                self._skip(self.number("<Q"))
+            self._skip_texts(length)
+        elif of in _WHOLE and length <= MOST_LAYERS:
+            return tuple(self.number(_SCALARS[of]) for _ in range(length))
         elif of in _SCALARS:
             self._skip(length * struct.calcsize(_SCALARS[of]))
         else:
             raise BadRequest(f"an array of type {of}: that is no GGUF")
         return None
 
-    def tensor_end(self) -> int:
-        """End of this tensor, from the begin of the data; of a type that is not known here its begin."""
-        self.text()
+    def tensor(self) -> tuple[int, int]:
+        """End of this tensor, from the begin of the data; of a type that is not known here its begin. Its weights."""
+        self.name()
         weights, dimensions = 1, self.number("<I")
         if dimensions > 8:
             raise BadRequest(f"a tensor of {dimensions} dimensions: that is no GGUF")
         for _ in range(dimensions):
             weights *= self.number("<Q")
+        if weights > WEIGHTS_MAX:
+            raise BadRequest(f"a tensor of {weights} weights: that is no GGUF")
         type_, offset = self.number("<I"), self.number("<Q")
         of_block, bytes_ = _BLOCKS.get(type_, (1, 0))
-        return offset + -(-weights // of_block) * bytes_
+        return offset + -(-weights // of_block) * bytes_, weights
+
+    def _skip_texts(self, count: int) -> None:
+        """Some 300,000 in a vocabulary and its merges: 0.4 µs each."""
+        self._fits(count * 8)
+        at, read, seek = self._file.tell(), self._file.read, self._file.seek
+        for _ in range(count):
+            at += 8 + (length := int.from_bytes(read(8), "little"))
+            if at > self._most:
+                break
+            seek(length, os.SEEK_CUR)
+        self._fits(at - self._file.tell())
 
     def _skip(self, length: int) -> None:
         self._fits(length)
         self._file.seek(length, os.SEEK_CUR)
 
     def _fits(self, length: int) -> None:
-        if self._file.tell() + length > self._size:
+        end = self._file.tell() + length
+        if end > self._size:
             raise BadRequest(f"it ends after {self._size} bytes, inside its header")
+        if end > HEADER_MAX_BYTES:
+            raise BadRequest(f"a header of more than {HEADER_MAX_BYTES} bytes: that is no header of a model")
 
 
 # Hugging Face ---------------------------------------------------------------------------------------------------------

@@ -93,6 +93,10 @@ class ModelsDir:
                     found[entry.name.removesuffix(GGUF)] = _size_of(entry)
         return found
 
+    def paths(self) -> dict[str, Path]:
+        """Name → path of all that lies there, in order; see `listed`."""
+        return {name: held for name in self.listed() if (held := self.holds(name)) is not None}
+
     def tidy(self) -> None:
         """Removes what somebody who was killed left. Never raises: there may be no directory, or it is not Hive's."""
         with contextlib.suppress(OSError):

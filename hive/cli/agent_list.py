@@ -10,10 +10,11 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from hive.cli.call import Answer, CommandCall, flush, out
+from hive.cli.call import Answer, CommandCall
+from hive.cli.drawing import drawn_again
 from hive.cli.fitted import fitted
 from hive.cli.text import STATES, milliseconds, number, size, span, state_of
-from hive.errors import DependencyDown, TimedOut, UsageError, did_you_mean
+from hive.errors import UsageError, did_you_mean
 
 ON_A_TERMINAL = 100
 """Agents in a table for a person."""
@@ -70,7 +71,12 @@ def list_agents(
     """
     chosen = AgentFilter(_known(state or []), tenant)
     if watch:
-        _watch(call, chosen, is_possible=not (quiet or every or call.as_json) and sys.stdout.isatty())
+        if quiet or every or call.as_json or not sys.stdout.isatty():
+            raise UsageError(
+                "--watch draws on a terminal: without --json, --quiet and --all",
+                hint="hive events --follow --json goes into a pipe",
+            )
+        drawn_again(lambda: _screen(call, chosen), every_s=LOOK_S)
         return
     if quiet and not call.as_json:
         names = [agent["name"] for agent in call.client.agents_in_short() if chosen.has(agent)]
@@ -135,32 +141,6 @@ def colour_of(header: str, cell: str) -> str:
     ('36', '33', '')
     """
     return COLOURS.get(cell.partition(" ")[0], "33") if header == "STATUS" else ""
-
-
-def _watch(call: CommandCall, chosen: AgentFilter, *, is_possible: bool) -> None:
-    """Draws what fits on the screen until Ctrl-C; the terminal is afterwards as it was.
-
-    A daemon that is gone is said, and looked for again.
-    """
-    if not is_possible:
-        raise UsageError(
-            "--watch draws on a terminal: without --json, --quiet and --all",
-            hint="hive events --follow --json goes into a pipe",
-        )
-    screen = _screen(call, chosen)  # no Hive at all is an error, and not a screen
-    out("\x1b[?1049h\x1b[?25l", end="")
-    try:
-        while True:
-            out("\x1b[H" + screen.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J", end="")
-            flush()
-            time.sleep(LOOK_S)
-            try:
-                screen = _screen(call, chosen)
-            except (DependencyDown, TimedOut) as error:
-                screen = f"hive: {error.message}"
-    finally:
-        out("\x1b[?25h\x1b[?1049l", end="")
-        flush()
 
 
 def _screen(call: CommandCall, chosen: AgentFilter) -> str:

@@ -137,6 +137,22 @@ def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return completed(ctx, incomplete, lambda client: client.get("/api/models", timeout_s=COMPLETED_WITHIN_S)["models"])
 
 
+def pool_model_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The same of a model of the pool."""
+    return completed(ctx, incomplete, _of_pool)
+
+
+def loadable_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The same of both, each once."""
+    found = [*pool_model_names(ctx, incomplete), *model_names(ctx, incomplete)]
+    return list(dict.fromkeys(found))
+
+
+def _of_pool(client: Client) -> list[Answer]:
+    slots = client.get("/api/pool", timeout_s=COMPLETED_WITHIN_S)["slots"]
+    return [{"name": slot["model"]} for slot in slots]
+
+
 def completed(
     ctx: typer.Context,
     incomplete: str,

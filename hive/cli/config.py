@@ -164,12 +164,13 @@ def _changed(answer: Answer) -> str:
 
 
 def _settings(loaded: Any) -> list[Answer]:
-    from hive.settings.file import DEFAULT
-    from hive.settings.table import SECTIONS, TenantRow, rows_of
+    from hive.settings.file import DEFAULT, NAMED
+    from hive.settings.table import SECTIONS, rows_of
 
     sections = [(name, getattr(loaded.settings, name), rows_of(name, struct)) for name, struct in SECTIONS.items()]
-    for tenant, values in loaded.settings.tenants.items():
-        sections.append((f"tenant {tenant}", values, rows_of(f"tenant {tenant}", TenantRow)))
+    for kind, named in (("tenant", loaded.settings.tenants), ("model", loaded.settings.models)):
+        for name, values in named.items():
+            sections.append((f"{kind} {name}", values, rows_of(f"{kind} {name}", NAMED[kind].row)))
     return [
         {
             "section": name,

@@ -77,8 +77,8 @@ Examples:
     },
 )
 MODEL = CommandTable(
-    "Models: list, show, bring, remove, and which one a request is given.",
-    """Models: list, show, bring, remove, and which one a request is given.
+    "Models: list, show, bring, remove, load, unload, and which one a request is given.",
+    """Models: list, show, bring, remove, load, unload, and which one a request is given.
 
 Examples:
   hive model list
@@ -95,12 +95,37 @@ Examples:
         "remove": LazyCommand(
             "model:remove", "Removes a model: Ollama's own, or its files where `hive model pull` puts them."
         ),
+        "load": LazyCommand("model_orders:load", "Loads a model, as a request for it would."),
+        "unload": LazyCommand("model_orders:unload", "Unloads a model."),
+        "pin": LazyCommand("model_orders:pin", "Keeps a model of the pool loaded, from now on and after a restart."),
+        "unpin": LazyCommand("model_orders:unpin", "Ends a pin."),
+        "logs": LazyCommand("model_orders:logs", "Prints what the server of one model of the pool wrote last."),
         "route": LazyCommand("model:route", "Explains which model a request is given, step by step."),
         "prompts": LazyCommand(
             "prompts:prompts",
             "Lists the system prompts of living agents: who shares one, and whether the backend has read it already.",
         ),
     },
+)
+POOL = CommandTable(
+    "The models that share this box's memory: which is loaded, and why.",
+    """The models that share this box's memory: which is loaded, and why. Without a command: show.
+
+Examples:
+  hive pool
+  hive pool explain qwen3-32b
+""",
+    {
+        "show": LazyCommand(
+            "pool:show",
+            "Shows whose memory the models are in, what is free, and each model with the reason for its state.",
+        ),
+        "explain": LazyCommand(
+            "pool:explain",
+            "Explains why a model is where it is, what would leave for it, and how long a request for it would wait.",
+        ),
+    },
+    default="show",
 )
 QUEUE = CommandTable(
     "Requests under way: who waits for the model, who runs.",
@@ -226,6 +251,7 @@ Examples:
         "queue": QUEUE,
         "backend": BACKEND,
         "model": MODEL,
+        "pool": POOL,
         "bench": BENCH,
         "audit": AUDIT,
         "token": TOKEN,
@@ -252,10 +278,11 @@ Examples:
         "run-backend": LazyCommand(
             "run_backend:run_backend", "Becomes the inference server that hive.conf describes.", "", hidden=True
         ),
+        "run-model": LazyCommand("run_model:run_model", "Runs the server of one model of the pool.", "", hidden=True),
     },
 )
 """Every command: a test holds each sentence against the docstring it stands for."""
-SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend")
+SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model")
 """Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
 
 

@@ -34,13 +34,15 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Only begin it.")]
 def list_models(call: CommandCall) -> None:
     """Lists the models behind Hive: how large they are, which are in memory, which tier is given which.
 
-    It is what the inference server said last; where that does not answer just now the list says so.
+    It is what the inference server said last; where that does not answer just now the list says so. Models of the pool
+    (hive pool) are there with their state.
 
     Examples:
       hive model list
       hive model list --json | jq -r '.models[] | select(.loaded) | .name'
     """
-    _show_list(call, "model.list", call.client.get("/api/models"))
+    answer = call.client.get("/api/models")
+    _show_list(call, "model.list", answer | {"pool": _in_pool(call)})
 
 
 def refresh(call: CommandCall) -> None:
@@ -52,7 +54,8 @@ def refresh(call: CommandCall) -> None:
     Examples:
       hive model refresh
     """
-    _show_list(call, "model.refresh", call.client.post("/api/models/refresh", timeout_s=ASK_S))
+    answer = call.client.post("/api/models/refresh", timeout_s=ASK_S)
+    _show_list(call, "model.refresh", answer | {"pool": _in_pool(call)})
 
 
 def show(call: CommandCall, model: ModelName) -> None:
@@ -178,6 +181,12 @@ def _names(job: Answer) -> set[str]:
     return {about, about.removesuffix(".gguf")}
 
 
+def _in_pool(call: CommandCall) -> list[Answer]:
+    """Model and state of each slot of the pool."""
+    slots = call.client.get("/api/pool")["slots"]
+    return [{name: slot[name] for name in ("model", "state", "pinned", "need_bytes")} for slot in slots]
+
+
 def _show_list(call: CommandCall, schema: str, answer: Answer) -> None:
     call.show(schema, answer, lambda: _listed(answer))
     if answer["stale"]:
@@ -188,7 +197,9 @@ def _show_list(call: CommandCall, schema: str, answer: Answer) -> None:
 
 def _listed(answer: Answer) -> str:
     tiers = ["TIERS"] if answer["routing"] else []
-    heads = ["MODEL", "SIZE", "QUANTIZATION", "PARAMETERS", "LOADED", *tiers, "ALIASES"]
+    pool = {slot["model"]: slot for slot in answer["pool"]}
+    states = ["POOL"] if pool else []
+    heads = ["MODEL", "SIZE", "QUANTIZATION", "PARAMETERS", "LOADED", *states, *tiers, "ALIASES"]
     rows = [
         [
             model["name"],
@@ -196,15 +207,40 @@ def _listed(answer: Answer) -> str:
             model["quantization"] or UNKNOWN,
             weights(model["parameters"]),
             _loaded(model),
+            *([_pooled(pool.get(model["name"]))] if pool else []),
             *([", ".join(model["tiers"]) or UNKNOWN] if tiers else []),
             ", ".join(model["aliases"]) or UNKNOWN,
         ]
         for model in answer["models"]
     ]
     names = {model["name"] for model in answer["models"]}
+    rows += [_only_in_pool(slot, heads) for name, slot in pool.items() if name not in names]
     besides = [f"{name} ({size(bytes_)})" for name, bytes_ in answer["files"].items() if name not in names]
     told = f"\nnot offered, but in {answer['directory']}: {one_line(', '.join(besides))}" if besides else ""
-    return fitted(heads, rows, drop=("PARAMETERS", "ALIASES", "LOADED", "TIERS", "QUANTIZATION")) + told
+    drop = ("PARAMETERS", "ALIASES", "LOADED", "TIERS", "QUANTIZATION", "POOL")
+    return fitted(heads, rows, drop=[head for head in drop if head in heads]) + told
+
+
+def _pooled(slot: Answer | None) -> str:
+    """The state of a model of the pool.
+
+    >>> _pooled({"state": "ready", "pinned": True}), _pooled(None)
+    ('ready, pinned', '-')
+    """
+    if slot is None:
+        return UNKNOWN
+    return f"{slot['state']}, pinned" if slot["pinned"] else str(slot["state"])
+
+
+def _only_in_pool(slot: Answer, heads: list[str]) -> list[str]:
+    """The row of a model that the inference server in use does not offer."""
+    told = {
+        "MODEL": slot["model"],
+        "SIZE": size(slot["need_bytes"] or None),
+        "LOADED": "yes" if slot["state"] in ("ready", "draining") else "no",
+        "POOL": _pooled(slot),
+    }
+    return [told.get(head, UNKNOWN) for head in heads]
 
 
 def weights(count: int | None) -> str:

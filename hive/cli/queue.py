@@ -24,7 +24,8 @@ RequestId = Annotated[
 def list_requests(call: CommandCall) -> None:
     """Lists the requests to the model that are under way, the oldest first, and how the queue stands.
 
-    A request waits in line for a turn while it is queued; parked is one whose agent is just being woken.
+    A request waits in line for a turn while it is queued, or for its model to be loaded, which is said then; parked is
+    one whose agent is just being woken.
 
     Examples:
       hive queue
@@ -92,7 +93,7 @@ def _row(request: dict[str, Any]) -> list[str]:
         one_line(request["tenant"]),
         one_line(request["model"]) or "-",
         request["endpoint"] or "-",
-        request["state"],
+        one_line(request["waits_for"]) or request["state"],
         milliseconds(request["duration_ms"]),
         milliseconds(request["queue_ms"]),
     ]
@@ -100,7 +101,7 @@ def _row(request: dict[str, Any]) -> list[str]:
 
 def _shown(answer: Answer) -> str:
     tokens = [f"{number(answer[count])} {count.replace('_', ' ')}" for count in COUNTS if answer[count] is not None]
-    state = answer["state"]
+    state = answer["state"] + (f", {one_line(answer['waits_for'])}" if answer["waits_for"] else "")
     if state == "ended":
         state = f"ended with {answer['status']}" + (", its client did not get a whole answer" if answer["cut"] else "")
     pairs = [

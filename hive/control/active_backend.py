@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from hive.backends.backend import BackendControl
 from hive.backends.switch import Target
 from hive.control.audit_log import AuditLog
 from hive.control.backends import BackendWatch
@@ -57,6 +58,11 @@ class Active:
     def models_seen_at(self) -> float | None:
         """Unix seconds at which the inference server said what it offers; None where it never has."""
         return None if self._watch is None else self._watch.seen_at
+
+    @property
+    def control(self) -> BackendControl | None:
+        """The inference server in use, to be given orders; None where none is, or its kind is unknown."""
+        return None if self._watch is None else self._watch.control
 
     async def loaded(self) -> frozenset[str] | None:
         """The models in its memory, asked now; None where that is unknown."""

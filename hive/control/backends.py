@@ -66,6 +66,11 @@ class BackendWatch:
     def up(self) -> bool:
         return self.info is not None and self.info.up
 
+    @property
+    def control(self) -> BackendControl | None:
+        """The server, to be given orders; None while its kind is unknown."""
+        return self._backend
+
     async def run(self) -> None:
         """Checks every `backend_check_s`, until cancelled."""
         while True:

@@ -20,6 +20,7 @@ from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.kept_responses import KeptResponses
+from hive.control.pool_counts import PoolCounts, pool_values
 from hive.control.proxy_link import ProxyGates
 from hive.control.usage import UsageConsumer
 from hive.domain import AgentStatus, SleepDepth
@@ -30,6 +31,7 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.memory import ZramDevice
 from hive.host.nvml import GpuState, SeenGpus
 from hive.link.messages import Activity
+from hive.shapes.pool import PoolView
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -68,6 +70,19 @@ TABLE = (
     ),
     MetricRow("backend_up", MetricKind.GAUGE, ("backend",), "Whether the inference server answers."),
     MetricRow("backend_slots", MetricKind.GAUGE, ("backend",), "Requests it works on at once, where it has a limit."),
+    MetricRow("pool_slots", MetricKind.GAUGE, ("state",), "Models of the pool by their state."),
+    MetricRow("pool_charged_bytes", MetricKind.GAUGE, ("gpu", "kind"), "Memory booked for models, by kind of server."),
+    MetricRow("pool_measured_bytes", MetricKind.GAUGE, ("gpu",), "Memory that their servers were seen to hold."),
+    MetricRow("pool_foreign_bytes", MetricKind.GAUGE, ("gpu",), "The most seen of processes that are not the pool's."),
+    MetricRow(
+        "pool_free_bytes", MetricKind.GAUGE, ("gpu",), "Memory left for one more load; below 0: too much is used."
+    ),
+    MetricRow("pool_loads", MetricKind.COUNTER, ("model", "why"), "Loads of models that ended well."),
+    MetricRow("pool_load_seconds", MetricKind.HISTOGRAM, (), "How long they took."),
+    MetricRow("pool_evictions", MetricKind.COUNTER, ("why",), "Models that were unloaded or put to sleep."),
+    MetricRow("pool_wait_seconds", MetricKind.HISTOGRAM, ("band",), "Waits of requests for their model to be loaded."),
+    MetricRow("pool_thrash", MetricKind.COUNTER, (), "Models asked for again within the turn they had just lost."),
+    MetricRow("pool_turn_cut", MetricKind.COUNTER, (), "Requests cut because their model's turn was over."),
     MetricRow(
         "up", MetricKind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."
     ),
@@ -110,6 +125,8 @@ class Scraper:
     responses: KeptResponses
     gpus: GpuMemoryReader
     conditions: Callable[[], list[FoundCondition]]
+    pool_counts: PoolCounts
+    pool_view: Callable[[], PoolView]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
@@ -128,6 +145,8 @@ class Scraper:
             "agents": self._agents(),
             **self._requests(activity),
             **self.counters.metrics(),
+            **self.pool_counts.metrics(),
+            **pool_values(self.pool_view()),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),

@@ -35,7 +35,9 @@ from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
-PULL, REMOVE = "model.pull", "model.remove"
+PULL, REMOVE, LOAD, UNLOAD = "model.pull", "model.remove", "model.load", "model.unload"
+ACTS = {PULL: "model.pulled", REMOVE: "model.removed", LOAD: "model.loaded", UNLOAD: "model.unloaded"}
+"""Kind of a job → the act it ends with."""
 TOLD_EVERY_S = 0.5
 """Interval of writing down a job's progress."""
 CANCELLED_WITHIN_S = 30.0
@@ -341,12 +343,50 @@ class Models:
         if alive:
             raise WrongState(f"{name} is the model of {', '.join(alive[:5])}", hint=hint)
 
+    # what is in memory --------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, actor: str) -> StoredJob:
+        """A job: the inference server in use takes the model into memory, as it would for a request.
+
+        Raises NotFound, NotSupported where it does not load on request, DependencyDown.
+        """
+        return await self._order(LOAD, name, actor)
+
+    async def unload(self, name: str, actor: str) -> StoredJob:
+        """A job: it gives the model's memory back, once its requests have ended. Raises as `load`."""
+        return await self._order(UNLOAD, name, actor)
+
+    async def _order(self, kind: str, name: str, actor: str) -> StoredJob:
+        server = self._active.control
+        if server is None or not self._active.up:
+            raise DependencyDown(
+                f"nothing loads {name[:80]!r}: no inference server answers", hint="hive backend status"
+            )
+        model = self.catalog.find(name).name
+        asking = spec_of(server.kind).asking
+        if (asking.load if kind == LOAD else asking.unload) is None:
+            raise NotSupported(
+                f"{model} is not {ACTS[kind].partition('.')[2]} on request: {asking.why_not_load}",
+                hint="a model of [model NAME] in hive.conf is",
+            )
+        loaded = await self._active.loaded()
+        is_so = loaded is not None and (model in loaded) is (kind == LOAD)
+        doing = f"{'loading' if kind == LOAD else 'unloading'} {model}"
+        going = await self._begin(kind, model, doing, actor)
+
+        async def work() -> dict[str, Any]:
+            if not is_so:
+                await (server.load(model) if kind == LOAD else server.unload(model))
+            return {"model": model, "file": "", "changed": not is_so}
+
+        return self._carry(going, work, in_thread=False)
+
     # the jobs -----------------------------------------------------------------------------------------------------
 
     async def _begin(self, kind: str, model: str, progress: str, actor: str) -> _Going:
         for going in self._going.values():
             if going.job.plan["model"] == model:
-                hint = f"hive model pull {model} --cancel ends a pull"
+                hint = f"hive model pull {model} --cancel ends it" if going.job.kind == PULL else ""
                 raise WrongState(f"job {going.job.id} is about {model} already ({going.job.kind})", hint=hint)
         holder = _Going(StoredJob(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
         self._going[model] = holder  # the same pull does not begin while it is written down
@@ -391,8 +431,9 @@ class Models:
             said = {"code": came.code, "message": came.message, "hint": came.hint, "log": []}
             ended = await outcome_of(self._jobs.end(job, state, error=said))
         else:
-            act = "model.pulled" if job.kind == PULL else "model.removed"
-            self._audit_log.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
+            if came.get("changed", True):
+                detail = {"name": came["model"], "file": came["file"]}
+                self._audit_log.note(ACTS[job.kind], actor=job.actor, detail=detail)
             await self._active.refresh()  # before it is said to be done: a list asked for then has it
             took = {**came, "took_s": round(time.time() - job.created_at, 3)}
             ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=took))
@@ -411,6 +452,8 @@ class Models:
             raise WrongState(f"job {found.id} is {found.state}")
         if going.job.kind == REMOVE:
             raise WrongState(f"job {job_id} cannot be cancelled: what is removed is gone")
+        if going.job.kind in (LOAD, UNLOAD):
+            raise WrongState(f"job {job_id} cannot be cancelled: {going.job.plan['model']} is on its way")
         going.cancel()
         return await self._jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
 

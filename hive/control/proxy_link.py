@@ -38,6 +38,18 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.pool import (
+    CloseSlotGate,
+    CrashBlame,
+    SlotBusy,
+    SlotClosed,
+    SlotCrashed,
+    SlotDemands,
+    SlotFlows,
+    SlotIs,
+    SlotRow,
+    Slots,
+)
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import AskHistory, AskInputItems, AskResponse, DropResponse, FromProxy, KeepResponse
@@ -77,6 +89,14 @@ class ProxyEvents(Protocol):
 
     def active(self, agents: dict[str, float]) -> None:
         """These agents were active, each at that time (Unix seconds)."""
+        ...
+
+    def slot_demands(self, demands: SlotDemands) -> None:
+        """Requests wait for these slots of the pool to be loaded, or do so no more."""
+        ...
+
+    def slot_flows(self, flows: SlotFlows) -> None:
+        """Facts of the requests at these slots of the pool."""
         ...
 
 
@@ -178,6 +198,32 @@ class ProxyGates:
         answer = await self._ask(message, timeout_s=drain_s + ANSWER_S)
         return answer.cut if isinstance(answer, Drained) else 0
 
+    def slots(self, rows: list[SlotRow]) -> None:
+        """Tells all slots of the pool; one that is not named is gone."""
+        self.say(Slots(slots=rows))
+
+    def slot_is(self, row: SlotRow) -> None:
+        self.say(SlotIs(slot=row))
+
+    async def close_slot(
+        self, id: str, generation: int, *, wait_s: float, drain_s: float | None
+    ) -> SlotClosed | SlotBusy:
+        """Returns once nothing is in flight at the slot, or with what keeps it open (`CloseSlotGate`). Raises LinkLost,
+        TimedOut."""
+        message = CloseSlotGate(id=id, generation=generation, wait_s=wait_s, drain_s=drain_s)
+        answer = await self._ask(message, timeout_s=(drain_s or 0.0) + ANSWER_S)
+        if not isinstance(answer, SlotClosed | SlotBusy):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer
+
+    async def slot_crashed(self, id: str, generation: int) -> CrashBlame:
+        """The agents whose requests were there when the server of this slot ended by itself. Raises LinkLost,
+        TimedOut."""
+        answer = await self._ask(SlotCrashed(id=id, generation=generation))
+        if not isinstance(answer, CrashBlame):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer
+
     async def queue(self) -> QueueIs:
         """The requests waiting for the model and those running. Raises LinkLost, TimedOut."""
         answer = await self._ask(AskQueue())
@@ -233,6 +279,10 @@ class ProxyGates:
                 self._events.usage(message)
             case AgentsActive(agents=agents):
                 self._events.active(agents)
+            case SlotDemands():
+                self._events.slot_demands(message)
+            case SlotFlows():
+                self._events.slot_flows(message)
             case _ if reply is not None:
                 reply(failed(HiveError(f"{type(message).__name__} is not for the daemon")))
             case _:

@@ -9,7 +9,7 @@ from hive.backends.switch import Target
 from hive.control.runtime_config import read_values
 from hive.control.switching import read_chosen
 from hive.domain import Agent
-from hive.store import agents, jobs, messages, runtime_settings, schedules, usage
+from hive.store import agents, jobs, messages, pool, runtime_settings, schedules, usage
 from hive.store.jobs import StoredJob
 from hive.store.schedules import StoredSchedule
 
@@ -18,7 +18,8 @@ PROXY_PORT = "proxy.port"
 
 
 class RecordedState(NamedTuple):
-    """State of an earlier daemon."""
+    """State of an earlier daemon. `footprints`: of models, by key; `pins`: what operators pinned or unpinned, by
+    model."""
 
     agents: list[Agent]
     used: usage.CostSums
@@ -28,6 +29,8 @@ class RecordedState(NamedTuple):
     chosen: Target | None
     jobs: list[StoredJob]
     runtime_settings: dict[str, str]
+    footprints: dict[str, str]
+    pins: dict[str, bool]
 
 
 def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
@@ -43,4 +46,6 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
         read_chosen(conn, run),
         jobs.running(conn),
         read_values(conn),
+        pool.footprints(conn),
+        {model: pinned for model, (pinned, _) in pool.pins(conn).items()},
     )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hive.link.requests import QueueIs, UnderWay
 from hive.shapes.system import Queue, RequestView
 from hive.store.usage import EndedRequest
 
+QUEUED = "queued"
+"""State of a request that waits for its turn, or for its model to be loaded."""
+Progress = Callable[[str], str]
+"""Model → how far its load is, empty where none is waited for."""
 
-def queue_view(told: QueueIs) -> Queue:
+
+def queue_view(told: QueueIs, progress: Progress) -> Queue:
     queue = told.queue
     return {
         "running": queue.running,
@@ -24,16 +31,23 @@ def queue_view(told: QueueIs) -> Queue:
             }
             for tenant in queue.tenants
         ],
-        "requests": [request_view(request) for request in told.requests],
+        "requests": [request_view(request, progress) for request in told.requests],
         "left_out": told.left_out,
     }
 
 
-def request_view(told: UnderWay) -> RequestView:
-    """A request that has not ended: its cost is not known yet."""
+def request_view(told: UnderWay, progress: Progress) -> RequestView:
+    """A request that has not ended: its cost is not known yet.
+
+    >>> told = UnderWay(id="1", agent="a", name="a", tenant="t", model="m", endpoint="", state="queued", age_ms=1.0,
+    ...                 queue_ms=1.0)
+    >>> request_view(told, lambda model: f"loading {model}")["waits_for"]
+    'loading m'
+    """
     return {
         "id": told.id,
         "state": told.state,
+        "waits_for": progress(told.model) if told.state == QUEUED and told.model else "",
         "agent": told.agent,
         "name": told.name,
         "tenant": told.tenant,
@@ -59,6 +73,7 @@ def ended_request_view(ended: EndedRequest, name: str | None) -> RequestView:
     return {
         "id": ended.id,
         "state": "ended",
+        "waits_for": "",
         "agent": ended.agent,
         "name": name,
         "tenant": ended.tenant,

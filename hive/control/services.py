@@ -18,6 +18,7 @@ from hive.control.kept_responses import KeptResponses
 from hive.control.message_delivery import MessageDelivery
 from hive.control.metrics import Scraper
 from hive.control.models import Models
+from hive.control.pool_orders import PoolOrders
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
 from hive.control.registration import AgentRegistry
@@ -57,6 +58,7 @@ class Services:
     switcher: Switcher
     jobs: Jobs
     models: Models
+    pool: PoolOrders
     gpus: GpuMemoryReader
     config: RuntimeConfig
     api_tokens: LiveTokens

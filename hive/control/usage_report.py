@@ -72,8 +72,8 @@ class UsageReport:
         answer: AgentUsage = msgspec.to_builtins(found)
         return answer
 
-    async def request(self, request_id: str) -> system.RequestView:
-        """One request, under way or ended. Raises NotFound."""
+    async def request(self, request_id: str, progress: request_views.Progress) -> system.RequestView:
+        """One request, under way or ended. `progress`: of its model's load. Raises NotFound."""
         ended, queue = await asyncio.gather(
             self._database.read(lambda conn: usage.request(conn, request_id)), outcome_of(self._proxy_link.queue())
         )
@@ -82,7 +82,7 @@ class UsageReport:
             return request_views.ended_request_view(ended, None if life is None else life.agent.name)
         for told in queue.requests if isinstance(queue, QueueIs) else []:
             if told.id == request_id:
-                return request_views.request_view(told)
+                return request_views.request_view(told, progress)
         missing = f"; {queue.message}" if isinstance(queue, HiveError) else ""
         raise NotFound(
             f"there is no request {request_id[:80]!r}{missing}",

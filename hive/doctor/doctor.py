@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 import msgspec
 
 from hive.conditions import FoundCondition
-from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
+from hive.doctor.checks import backends, docker, files, host, leftovers, memory, pool, running, sandboxes, stores, units
 from hive.doctor.checks.check import Check, CheckVerdict, Status, skipped, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError, NotPermitted, UsageError, did_you_mean
@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     *units.CHECKS,
     *stores.CHECKS,
     *backends.CHECKS,
+    *pool.CHECKS,
     *sandboxes.CHECKS,
     *docker.CHECKS,
     *leftovers.CHECKS,

@@ -27,7 +27,13 @@ ALSO_DAEMON = frozenset(
         *("proxy.responses_kept_mb", "proxy.responses_kept_days"),
     }
 )
-ALSO_PROXY = frozenset({"inference.default_model", "inference.token_tracking", "inference.backend_limit_name"})
+ALSO_PROXY = frozenset(
+    {
+        *("inference.default_model", "inference.token_tracking", "inference.backend_limit_name"),
+        *("pool.load_depth", "pool.load_wait_s"),
+    }
+)
+DAEMONS = frozenset({"inference", "sleep", "agents", "daemon", "api", "pool", "model"})
 ALSO_SANDBOX = frozenset({"agents.log_max_bytes"})
 
 
@@ -103,8 +109,7 @@ def applied_by(name: Name) -> list[str]:
         (SANDBOX, section == "sandbox" or full in ALSO_SANDBOX),
         (
             DAEMON,
-            full in ALSO_DAEMON | {"sandbox.enabled"}
-            or (section in ("inference", "sleep", "agents", "daemon", "api") and full not in BOUND),
+            full in ALSO_DAEMON | {"sandbox.enabled"} or (section in DAEMONS and full not in BOUND),
         ),
         ("hive-inference" if server == "ollama" else f"hive-inference-{server}", bool(server)),
     ]

@@ -26,7 +26,7 @@ class ProcessOnGpu(NamedTuple):
 
 
 class MigDevice(NamedTuple):
-    """One MIG device: a part of a GPU that programs see as a GPU. Its utilisation is not told."""
+    """One MIG device: a part of a GPU that programs see as a GPU, by its own `uuid`. Its utilisation is not told."""
 
     number: int
     name: str
@@ -34,6 +34,7 @@ class MigDevice(NamedTuple):
     used_bytes: int | None
     free_bytes: int | None
     processes: tuple[ProcessOnGpu, ...] | None
+    uuid: str = ""
 
 
 class GpuState(NamedTuple):
@@ -173,6 +174,7 @@ class _Reader:
 
     def _instance(self, number: int, handle: Any) -> MigDevice:
         memory, name = self._ask("nvmlDeviceGetMemoryInfo", handle), self._ask("nvmlDeviceGetName", handle)
+        uuid = self._ask("nvmlDeviceGetUUID", handle)
         return MigDevice(
             number=number,
             name=name or "",
@@ -180,6 +182,7 @@ class _Reader:
             used_bytes=None if memory is None else int(memory.used),
             free_bytes=None if memory is None else int(memory.free),
             processes=self._running(handle),
+            uuid=uuid or "",
         )
 
     def _running(self, handle: Any) -> tuple[ProcessOnGpu, ...] | None:

@@ -98,7 +98,8 @@ class SlotFlow(msgspec.Struct, frozen=True, kw_only=True):
 
     Ages in seconds, None where there is no such request: `oldest_s`: of the oldest in flight; `no_head_s`: the oldest
     without a head; `no_data_s`: the longest time in which one of those with a head had no data; `moved_s`: since any
-    request of the slot had a head or data. `begun`: requests that went there since the last `SlotFlows`; `band`: of the
+    request of the slot had a head or data, at most `oldest_s`. Data are noticed within a second; an answer whose client
+    does not read counts as one that moves. `begun`: requests that went there since the last `SlotFlows`; `band`: of the
     newest of them.
     """
 
@@ -114,8 +115,8 @@ class SlotFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 class SlotFlows(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Proxy → daemon, each second while requests are in flight at slots, once more when there are none, and soon after
-    a slot that was idle has its first request. Every slot with something in flight or begun, and every slot that was
-    named in the message before."""
+    a slot that was idle has its first request, or one has opened. Every slot with something in
+    flight or begun, and every slot that was named in the message before."""
 
     slots: dict[str, SlotFlow]
 
@@ -133,5 +134,5 @@ class CrashBlame(LinkMessage, tag=True, frozen=True, kw_only=True):
     slowed or refused before or is now, the crash is theirs and does not count as the model's."""
 
     agents: list[str]
-    slowed: list[str] = []
-    refused: list[str] = []
+    slowed: list[str] = msgspec.field(default_factory=list)
+    refused: list[str] = msgspec.field(default_factory=list)

@@ -37,7 +37,9 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
     `state`: `parked` (its agent wakes), `uploading`, `reading`, `queued`, `connecting`, `waiting` (for the backend's
     first byte), `answering`, `streaming`. `endpoint` and `model` are empty where that is not known yet. `age_ms`: since
-    its first byte; `queue_ms`: of that in line for a turn, None where it did not get so far.
+    its first byte; `queue_ms`: of that in line for a turn, None where it did not get so far. `slot`: of the pool, for
+    which it is queued or where it is, empty for the active backend; `for_load`: it is queued because its model is not
+    loaded.
     """
 
     id: str
@@ -49,6 +51,8 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     age_ms: float
     queue_ms: float | None
+    slot: str = ""
+    for_load: bool = False
 
 
 class AskQueue(LinkMessage, tag=True, frozen=True, kw_only=True):

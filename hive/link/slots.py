@@ -15,10 +15,12 @@ from hive.link.message import LinkMessage
 
 class SlotGrant(msgspec.Struct, frozen=True, kw_only=True):
     """The memory and the limits a slot's server is started with. `accounts`: UUIDs of GPUs, or `cpu`, each with the
-    MiB charged there; `context`: tokens, at most the entry's, 0 for the entry's."""
+    MiB charged there; `context`: tokens, at most the entry's, 0 for the entry's. `generation`: of the slot with this
+    start; a daemon that comes later finds it here."""
 
     accounts: dict[str, int]
     context: int = 0
+    generation: int = 0
 
 
 class ProcessState(StrEnum):

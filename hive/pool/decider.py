@@ -128,7 +128,7 @@ def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
             return DropClaim(claim.slot, f"{victim.id} stays")
         if victim.state is SlotState.DRAINING and victim.pinned_at is not None:
             return DropClaim(claim.slot, f"{victim.id} has been pinned")
-        if victim.state is SlotState.DRAINING and victim.in_flight and leaving.idle_only:
+        if victim.state is SlotState.DRAINING and victim.in_flight and leaving.idle_only and not victim.closing:
             return DropClaim(claim.slot, f"{victim.id} is in use again")
     return _leave(outlook, [victim for victim, _ in staying], claim, alarm) if staying else _enter(outlook, claim)
 

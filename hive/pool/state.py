@@ -88,7 +88,8 @@ class SlotFacts(msgspec.Struct, frozen=True):
     measured back; `awake`: those it had before it fell asleep. `settled`: after a load, all that waited for it are in
     flight. `waiting`: the demands that wait for a load. `band`: of its last request. `closed_at`: its gate closed;
     `moved_at`: its load or unload began. `pinned_at`: since when an operator wants it resident, None if it is not
-    pinned. `cut`: its requests were told to end.
+    pinned. `closing`: its gate was asked to close and has not answered yet; until then it counts as in use. `cut`: its
+    requests were told to end.
     """
 
     id: str
@@ -115,6 +116,7 @@ class SlotFacts(msgspec.Struct, frozen=True):
     keep_alive_s: float = 0.0
     unload_ordered: bool = False
     closed_at: float = 0.0
+    closing: bool = False
     moved_at: float = 0.0
     cut: bool = False
     failures: int = 0

@@ -19,6 +19,7 @@ from hive.proxy.body import Opening, Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
+from hive.proxy.crash_marks import CrashMarks
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
@@ -110,6 +111,11 @@ class DataPath:
         """The store of kept responses; None if there is no daemon to ask."""
         self.on_demand: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells that the requests have changed that wait for a slot to be loaded."""
+        self.on_begun: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
+        """Tells of the first request to a slot of the pool since that was told last."""
+        self.on_lost: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
+        """Tells of a slot of the pool at whose address nothing listens; its gate is closed after that."""
+        self.crash_marks = CrashMarks()
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -154,6 +160,7 @@ class DataPath:
             slot.open()
             slot.use(None, [])
             slot.give_places()
+            slot.suspects.let_all_go()
 
     def keeps_for(self, entry: AgentEntry) -> StoredResponses | None:
         """The store that keeps responses for this agent; None where none is kept."""

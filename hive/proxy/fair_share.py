@@ -158,10 +158,13 @@ class SharePosition(Share):
     def is_older(self, other: SharePosition) -> bool:
         return self.since < other.since
 
-    def put(self, waiter: object, ticket: tuple[float, float, float]) -> None:
+    def put(self, waiter: object, ticket: tuple[float, float, float], *, by_age: bool = False) -> None:
+        """`by_age`: before those that have their right since later; else it is the last."""
         standing = self.standing
         line = standing.line
         self.waiters[waiter] = ticket
+        if by_age:
+            self.waiters = dict(sorted(self.waiters.items(), key=lambda pair: pair[1][2]))
         self.account.waiting += 1
         standing.waiting += 1
         standing.flow.waiting += 1

@@ -17,6 +17,7 @@ from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, Caller, Dialect, UsageEvent
 from hive.errors import (
     AgentAsleep,
+    BackendDown,
     HiveError,
     Refusal,
     Saturated,
@@ -40,6 +41,7 @@ from hive.proxy.queue import QueueVerdict
 from hive.proxy.refusals import (
     answer_error,
     asleep,
+    crashed_it,
     no_backend,
     no_place,
     no_room_for_bodies,
@@ -56,7 +58,7 @@ from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
-from hive.wire.upstream import UpstreamConnection
+from hive.wire.upstream import UpstreamConnection, nobody_listens
 
 MIB = 1024 * 1024
 
@@ -90,6 +92,7 @@ class Exchange:
         "_first_at",
         "_for",
         "_gate",
+        "_had_turn",
         "_held",
         "_limit_at",
         "_line",
@@ -104,6 +107,8 @@ class Exchange:
         "begun_at",
         "deadline",
         "entry",
+        "generation",
+        "is_sent",
         "left",
         "parked",
         "prepared",
@@ -120,7 +125,9 @@ class Exchange:
         self.queued_at = self.sent_at = 0.0
         self._first_at: float | None = None
         self.deadline = self._limit_at = self._beat_at = self._ends_at = NEVER
-        self.parked = self.left = self._blocked = False
+        self.parked = self.left = self._blocked = self.is_sent = False
+        self._had_turn = False
+        """True once its turn was in vain: it goes back to where it was in the line."""
         self._line: Queue | None = None
         """The line in which it waits or has a place."""
         self.entry: AgentEntry | None = None
@@ -140,6 +147,8 @@ class Exchange:
         self._slot = path.slot
         self._for = path.slot.version
         """The server in the slot for which it was decided and read."""
+        self.generation = 0
+        """The slot's, of the server that it goes to; 0 before, and for the active backend."""
         self._backend: BackendInfo | None = None
         """The server that was asked."""
         self._upstream: UpstreamConnection | None = None
@@ -169,9 +178,30 @@ class Exchange:
         return "streaming" if self.asked is not None and self.asked.stream else "answering"
 
     @property
+    def slot(self) -> Slot:
+        """The slot that it is for, by what is known of it: the active backend's until its model is."""
+        return self._slot
+
+    @property
     def waits_for(self) -> Slot | None:
         """The slot in whose line it waits for a place."""
         return self._slot if self._line is not None and not self.sent_at else None
+
+    @property
+    def events(self) -> int | None:
+        """Data events of its answer so far, comments and pings left out; None before the answer's head."""
+        answer = self._answer
+        return None if answer is None or answer.reading is None else answer.reading.events
+
+    @property
+    def agent(self) -> str:
+        """The id of its agent, empty where it is not known yet."""
+        return "" if self.entry is None else self.entry.row.id
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its client does not read, so that its answer stands still."""
+        return self._blocked
 
     # the request comes in -----------------------------------------------------------------------------------------
 
@@ -436,6 +466,8 @@ class Exchange:
             served, slot = self._6_which_model(decided.caller, named.model)
             if slot is not self._slot or self._for != slot.version or path.slots.pooled:
                 slot.check_offered(decided.endpoint)
+                if slot is not self._slot and self._slot.suspects.one is not None:
+                    self._slot.suspects.let_go(self)
                 self._slot, self._for = slot, slot.version
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
@@ -459,6 +491,7 @@ class Exchange:
         backend."""
         slot, entry, decided, asked = self._slot, prepared.entry, prepared.decided, self.asked
         if slot.is_gone:
+            slot.suspects.let_go(self)
             self._slot = self._path.slot
             self._5_what_is_asked(prepared)
             return
@@ -474,11 +507,17 @@ class Exchange:
             self._8_ask_backend(prepared)
             return
         now = time.monotonic()
-        if (in_vain := gate.why_in_vain(now)) is not None:
+        if self._path.crash_marks.suspicions and slot.name and self._is_held_back(entry, slot, now):
+            return
+        if (in_vain := gate.why_in_vain(now, self.queued_at)) is not None:
             self.refuse(in_vain)
             return
         tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
-        verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
+        if not self._had_turn:
+            verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
+        else:
+            flow, since = decided.flow, self.queued_at
+            verdict = queue.ask_again(self, flow, band=decided.wishes.band, expected=tokens, now=now, since=since)
         if verdict is QueueVerdict.FULL:
             self.refuse(gate.refusal(now) if gate.is_closed else queue_full(queue, decided.flow, now))
             return
@@ -487,13 +526,46 @@ class Exchange:
             self._8_ask_backend(prepared)
             return
         place_by = now + self._path.settings.proxy.queue_wait_s
-        self._limit_at = gate.until_for(now) if gate.is_cold else max(place_by, gate.until_for(now))
+        self._limit_at = gate.until_for(self.queued_at) if gate.is_cold else max(place_by, gate.until_for(now))
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
         slot.make_way(self)
         if gate.is_cold:
             self._path.on_demand(slot)
+
+    def _is_held_back(self, entry: AgentEntry, slot: Slot, now: float) -> bool:
+        """Whether it goes no further now because the server has crashed with its agent's requests (crash_marks.py)."""
+        marks, agent = self._path.crash_marks, entry.row.id
+        left_s = marks.refused_for_s(slot.name, agent, now)
+        if left_s:
+            self.refuse(crashed_it(slot.model, left_s))
+            return True
+        if not marks.is_slowed(slot.name, agent, now) or slot.suspects.may_go(self):
+            return False
+        proxy = self._path.settings.proxy
+        until = slot.gate.until_for(self.queued_at)
+        self._limit_at = until if slot.gate.is_cold else max(self.queued_at + proxy.queue_wait_s, until)
+        self.deadline = min(self._limit_at, self._beat_at)
+        return True
+
+    def go_on(self) -> None:
+        """Takes its turn: the suspect's request before it has ended."""
+        if self.prepared is not None:
+            self.deadline = NEVER
+            self._7_take_turn(self.prepared)
+
+    def hold_back(self) -> None:
+        """Its agent has become a suspect while it waited in the line."""
+        if self.prepared is not None and self._pending is None and not self.sent_at:
+            self._go_back(self.prepared)
+
+    def _go_back(self, prepared: Prepared) -> None:
+        """Goes back to where it was in the line; nothing has been sent."""
+        self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
+        self._had_turn = True
+        self._leave_line(prepared, time.monotonic(), 0.0)
+        self._7_take_turn(prepared)
 
     def on_turn(self) -> None:
         """A place is this request's own now."""
@@ -521,6 +593,8 @@ class Exchange:
             self.refuse(slot.why_no_way or no_backend())
             return
         self.sent_at = now
+        if slot.name:
+            self._begin_at(slot, prepared)
         if proxy.request_s:
             self._ends_at = now + proxy.request_s
         self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
@@ -530,6 +604,14 @@ class Exchange:
             self._pending = pool.connect(self)
         else:
             self._send(prepared, connection, reused=True)
+
+    def _begin_at(self, slot: Slot, prepared: Prepared) -> None:
+        """Counts as begun at this slot of the pool."""
+        self.generation = slot.generation
+        slot.band = prepared.decided.wishes.band
+        slot.begun += 1
+        if slot.begun == 1:
+            self._path.on_begun(slot)
 
     def _again_for_another(self, prepared: Prepared) -> None:
         """Decides and reads it again, as it was done for a backend that is gone. It keeps its place."""
@@ -557,17 +639,18 @@ class Exchange:
     def on_unconnected(self, error: HiveError) -> None:
         self._pending = None
         prepared, slot = self.prepared, self._slot
-        if prepared is not None and slot.name and (slot.gate.is_closed or self._for != slot.version):
-            # nothing has been sent, and another server of the slot is to come: it waits for that
-            self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
-            self._leave_line(prepared, time.monotonic(), 0.0)
-            self._7_take_turn(prepared)
-            return
+        if prepared is not None and slot.name:
+            if nobody_listens(error) and not slot.gate.is_closed and self._for == slot.version:
+                self._path.on_lost(slot)
+            if not self.is_sent and (slot.gate.is_closed or self._for != slot.version):
+                self._go_back(prepared)  # another server of the slot is to come: it waits for that
+                return
         self._cost = NOTHING
         self.refuse(error)
 
     def _send(self, prepared: Prepared, connection: UpstreamConnection, *, reused: bool) -> None:
         self._upstream = connection
+        self.is_sent = True
         self._open_answer(prepared)
         prepared.request.body = []
         line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
@@ -586,6 +669,8 @@ class Exchange:
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
+        if self.generation and isinstance(error, BackendDown):
+            self._slot.suspects.lost(self.agent, self.generation, time.monotonic())
         begun = self._answer is not None and self._answer.begun
         pool = self._slot.pool
         if retry and not begun and pool is not None and self._for == self._slot.version:
@@ -631,7 +716,7 @@ class Exchange:
         if data:
             data = answer.meter(data)
             if self._first_at is None and answer.has_content:
-                self._first_at = now
+                self._first_at = self._slot.moved_at = now
         if last:
             self._end(answer, data, now)
         else:
@@ -654,6 +739,7 @@ class Exchange:
         """The last bytes: metered first, then written."""
         rest = answer.end()
         self._upstream = None
+        self._slot.moved_at = now
         try:
             if not answer.whole:
                 raise answer.failure(data, rest)
@@ -685,6 +771,8 @@ class Exchange:
         if answer.reading is not None and answer.reading.events:
             self._end(answer, rest, time.monotonic())
         else:
+            if self.generation:
+                self._slot.suspects.lost(self.agent, self.generation, time.monotonic())
             self.refuse(StreamIncomplete())
 
     def on_blocked(self) -> None:
@@ -809,6 +897,8 @@ class Exchange:
             self._pending = None
         if self._line is not None and prepared is not None:
             self._leave_line(prepared, now, self._cost.total)
+        if self._slot.suspects.one is not None:
+            self._slot.suspects.let_go(self)
         if gate is not None:
             gate.unpark(self)
             gate.end(now)

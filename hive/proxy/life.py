@@ -29,6 +29,7 @@ BOUND = {
 """Keys that say where the proxy listens: they wait for its restart."""
 READ = {
     "inference": frozenset({"default_model", "token_tracking", "backend_limit_name"}),
+    "pool": frozenset({"load_depth", "load_wait_s"}),
     **{
         section: frozenset(SECTIONS[section].__struct_fields__)
         for section in SECTIONS

@@ -83,10 +83,23 @@ TABLE: tuple[MetricRow, ...] = (
     MetricRow(
         "backend_closed", MetricKind.GAUGE, (), "Whether requests wait because the inference server is being switched."
     ),
+    MetricRow(
+        "slot_in_flight", MetricKind.GAUGE, ("slot", "model"), "Requests that have a place at this model's server."
+    ),
+    MetricRow("slot_waiting", MetricKind.GAUGE, ("slot", "model"), "Requests in line for a place, or for a load."),
+    MetricRow("slot_open", MetricKind.GAUGE, ("slot", "model"), "Whether requests go to this model's server."),
+    MetricRow(
+        "slot_connections",
+        MetricKind.GAUGE,
+        ("slot", "model", "state"),
+        "Connections to this model's server, `idle` and `busy`.",
+    ),
     MetricRow("connections", MetricKind.GAUGE, (), "Connections of agents and callers."),
     MetricRow("connections_limit", MetricKind.GAUGE, (), "How many there may be."),
     MetricRow("half_open_heads", MetricKind.GAUGE, (), "Connections that sent a part of a request's head."),
-    MetricRow("upstream_connections", MetricKind.GAUGE, ("state",), "Connections to the backend, `idle` and `busy`."),
+    MetricRow(
+        "upstream_connections", MetricKind.GAUGE, ("state",), "Connections to the active backend, `idle` and `busy`."
+    ),
     MetricRow("request_body_bytes", MetricKind.GAUGE, (), "Request bodies held now."),
     MetricRow("request_body_bytes_limit", MetricKind.GAUGE, (), "How much of them may be held."),
     MetricRow("usage_backlog", MetricKind.GAUGE, (), "Usage events the daemon has not committed."),
@@ -96,8 +109,10 @@ TABLE: tuple[MetricRow, ...] = (
 TABLE = tuple(row._replace(prefix=PREFIX) for row in TABLE)
 ROWS = {row.name: row for row in TABLE}
 
-Reading = Callable[[], float | Mapping[str, float]]
-"""The present value of a metric: a number, or for a row with a label a number for each value of the label."""
+ByLabel = Mapping[str, float] | Mapping[tuple[str, ...], float]
+"""A number for each value of a row's label; of more than one label for the values of all of them."""
+Reading = Callable[[], float | ByLabel]
+"""The present value of a metric: a number, or for a row with labels one for each of their values."""
 
 
 class _Endpoint:
@@ -272,20 +287,20 @@ class Metrics:
         }
 
 
-def _read(row: MetricRow, found: float | Mapping[str, float]) -> Values:
+def _read(row: MetricRow, found: float | ByLabel) -> Values:
     """The values of a reading by label; tenants beyond TENANTS_MAX are added up."""
     if not isinstance(found, Mapping):
         return {(): found}
     if row.labels != ("tenant",) or len(found) <= TENANTS_MAX:
         return _labelled(found)
-    names = list(found)
-    values = _labelled({name: found[name] for name in names[:TENANTS_MAX]})
-    values[(OTHER,)] = values.get((OTHER,), 0) + sum(found[name] for name in names[TENANTS_MAX:])
-    return values
+    values = _labelled(found)
+    named = dict(list(values.items())[:TENANTS_MAX])
+    rest = sum(values.values()) - sum(named.values())
+    return {**named, (OTHER,): named.get((OTHER,), 0) + rest}
 
 
-def _labelled(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    return {(name,): count for name, count in counts.items()}
+def _labelled(counts: ByLabel) -> dict[tuple[str, ...], float]:
+    return {(name,) if isinstance(name, str) else name: count for name, count in counts.items()}
 
 
 def _zeros(names: Iterable[str]) -> dict[str, int]:

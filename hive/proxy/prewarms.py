@@ -58,23 +58,29 @@ class PrewarmOutcome:
 
 
 class Ahead(Exchange):
-    """A prompt on its way. `entry` stands for the agent (`Registry.stand_in`)."""
+    """A prompt on its way to the server in `slot`. `entry` stands for the agent (`Registry.stand_in`)."""
 
-    __slots__ = ("_outcome", "_stand_in")
+    __slots__ = ("_outcome", "_stand_in", "_wanted")
 
-    def __init__(self, path: DataPath, entry: AgentEntry, outcome: PrewarmOutcome, connection: wire.Connection) -> None:
+    def __init__(
+        self, path: DataPath, entry: AgentEntry, slot: Slot, outcome: PrewarmOutcome, connection: wire.Connection
+    ) -> None:
         super().__init__(path, connection)
         self._belongs_to(entry)
         self._stand_in = entry
+        self._wanted = slot
         self._outcome = outcome
         path.shares.enter(connection, entry.connections)
-        path.slot.ahead[self] = None
+        slot.ahead[self] = None
 
     def give_way(self) -> bool:
         if not self.sent_at:
             return False
         self.refuse(Saturated("a request needs its place", retry_after_s=1))
         return True
+
+    def gate_closed(self) -> None:
+        self.refuse(not_for_it(self._wanted))
 
     def _decide(self, request: Request) -> Prepared:
         entry = self._stand_in
@@ -92,14 +98,20 @@ class Ahead(Exchange):
         )
         return Prepared(request, entry, decided)
 
+    def _begin_at(self, slot: Slot, prepared: Prepared) -> None:  # noqa: ARG002
+        """Counts not as begun: nobody asked for it."""
+        self.generation = slot.generation
+
     def _3_not_too_often(self, prepared: Prepared) -> None:
         """Charges no window: the request is Hive's own."""
 
     def _6_which_model(self, caller: Caller, named: str) -> tuple[str, Slot]:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
         served, slot = super()._6_which_model(caller, named)
-        if slot is not self._path.slot:
-            raise NotSupported("prompts are read ahead at the active backend only, and this model has another server")
+        if slot is not self._wanted:
+            raise NotSupported("its model has another server since a moment ago; it is tried again at the next start")
+        if slot.name and slot.gate.is_closed:
+            raise not_for_it(slot)
         why = self._path.routing.where.why_far(served)
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
@@ -122,7 +134,7 @@ class Ahead(Exchange):
         super().refuse(error)
 
     def _leave(self, now: float) -> None:
-        self._path.slot.ahead.pop(self, None)
+        self._wanted.ahead.pop(self, None)
         super()._leave(now)
 
 
@@ -157,14 +169,15 @@ class Prewarms:
             reply(failed(Saturated(f"no socket could be made: {error.strerror}")))
 
     async def _read(self, wanted: Prewarm) -> Prewarmed:
-        target = self._may(wanted)
         entry = self._path.registry.stand_in(wanted.agent)
         if entry is None:
             raise NotFound("the agent is not known here")
         outcome, begun_at = PrewarmOutcome(), time.monotonic()
         try:
-            self._is_worth_it(entry, target)
-            answer = await self._ask(entry, target, wanted, outcome)
+            slot = self._slot_of(entry, wanted)
+            target = self._may(slot, wanted.model)
+            self._is_worth_it(entry, slot, target)
+            answer = await self._ask(entry, slot, target, wanted, outcome)
         finally:
             self._path.registry.stands_in_no_more(entry)
         if outcome.error is not None:
@@ -175,30 +188,43 @@ class Prewarms:
         cost = outcome.cost
         return Prewarmed(model=outcome.model, tokens_in=cost.tokens_in, cached_tokens=cost.cached, took_ms=took_ms)
 
-    def _may(self, wanted: Prewarm) -> Endpoint:
+    def _slot_of(self, entry: AgentEntry, wanted: Prewarm) -> Slot:
+        """The slot of the agent's model. Raises Refusal."""
+        slots = self._path.slots
+        if not (slots.pooled and wanted.model):
+            return slots.active
+        try:
+            return slots.routed(wanted.model, entry.caller)[1]
+        except NotFound:  # perhaps a new one: the request itself looks for it
+            return slots.active
+
+    def _may(self, slot: Slot, model: str) -> Endpoint:
         """The endpoint it is sent to. Raises Saturated if no backend answers just now, NotSupported if it would be in
         vain."""
-        slot = self._path.slot
         backend = slot.backend
         if self._path.draining:
             raise Saturated("the proxy is restarting")
+        if slot.name and slot.gate.is_closed:
+            raise not_for_it(slot)
         if backend is None or slot.gate.is_closed:
             raise Saturated("no inference server is active")
         requests = spec_of(backend.kind).requests
         if requests.why_not_ahead:
             raise NotSupported(requests.why_not_ahead)
-        if not wanted.model:
+        if not model:
             raise NotFound("the agent has no model", hint="give it one, or set default_model")
         return endpoints.find(b"POST", requests.prompt_target)
 
-    def _is_worth_it(self, entry: AgentEntry, endpoint: Endpoint) -> None:
+    def _is_worth_it(self, entry: AgentEntry, slot: Slot, endpoint: Endpoint) -> None:
         """Raises NotSupported where the backend is told to keep nothing of this agent's prompts."""
-        want = self._path.slot.want(endpoint, entry.tenant, LAST, "")
+        want = slot.want(endpoint, entry.tenant, LAST, "")
         if not is_kept(want.inject):
             groups = self._path.registry.cache_groups()
             raise NotSupported(f"prompts of {groups} groups would meet in its cache, so it is told to keep none")
 
-    async def _ask(self, entry: AgentEntry, endpoint: Endpoint, wanted: Prewarm, outcome: PrewarmOutcome) -> bytes:
+    async def _ask(
+        self, entry: AgentEntry, slot: Slot, endpoint: Endpoint, wanted: Prewarm, outcome: PrewarmOutcome
+    ) -> bytes:
         """The answer, with its head. A cancellation has the effect of a client that leaves: all that the request caused
         ends."""
         loop = asyncio.get_running_loop()
@@ -206,7 +232,7 @@ class Prewarms:
         with ours:
             ours.setblocking(False)
             theirs.setblocking(False)
-            connection = self._connect(theirs, partial(Ahead, self._path, entry, outcome))
+            connection = self._connect(theirs, partial(Ahead, self._path, entry, slot, outcome))
             if connection is None:
                 theirs.close()
                 raise Saturated("too many connections are open")
@@ -216,6 +242,11 @@ class Prewarms:
             while piece := await loop.sock_recv(ours, ANSWER_MAX_BYTES):
                 answer = (answer + piece)[:ANSWER_MAX_BYTES]
         return answer
+
+
+def not_for_it(slot: Slot) -> NotSupported:
+    """The refusal of a prompt whose model is not loaded."""
+    return NotSupported(f"the model {slot.model} is not loaded, and no model is loaded to read a prompt ahead")
 
 
 def request_of(endpoint: Endpoint, wanted: Prewarm) -> bytes:

@@ -191,6 +191,11 @@ class FairQueue(Generic[Waiter]):
         return len(self._running)
 
     @property
+    def owners(self) -> list[Waiter]:
+        """The requests that have a place."""
+        return list(self._running)
+
+    @property
     def waiting(self) -> int:
         return self._waiting
 
@@ -243,6 +248,15 @@ class FairQueue(Generic[Waiter]):
         standing.credit_until = 0.0
         running[waiter] = (position, expected, now)
         return _GO
+
+    def ask_again(
+        self, waiter: Waiter, flow: Flow, *, band: Band, expected: float, now: float, since: float
+    ) -> QueueVerdict:
+        """A place, or a position in line, for a request that had its turn in vain: it stands before those of its agent
+        that asked after `since`, also beyond the depth."""
+        if flow.running < flow.limit and len(self._running) < self._places:
+            return self.ask(waiter, flow, band=band, expected=expected, now=now)
+        return self._line_up(waiter, flow.stand(self._line).position(band), expected, now, again_since=since)
 
     def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
         """Gives back its place or its position; returns the requests that get a place by that, here or in another line:
@@ -378,7 +392,15 @@ class FairQueue(Generic[Waiter]):
 
     # the line -----------------------------------------------------------------------------------------------------
 
-    def _line_up(self, waiter: Waiter, position: SharePosition, expected: float, now: float) -> QueueVerdict:
+    def _line_up(
+        self,
+        waiter: Waiter,
+        position: SharePosition,
+        expected: float,
+        now: float,
+        *,
+        again_since: float | None = None,
+    ) -> QueueVerdict:
         standing = position.standing
         if not standing.flow.kept:
             self._flows.keep_again(standing.flow)
@@ -390,13 +412,17 @@ class FairQueue(Generic[Waiter]):
             account.begin(floor_of(account.level, lagging=has_credit))
         if not position.waiters:
             position.begin(floor_of(account, lagging=has_credit))
-        if standing.line.waiting >= self.depth_now and not self._make_room(position, now):
+        is_full = again_since is None and standing.line.waiting >= self.depth_now
+        if is_full and not self._make_room(position, now):
             standing.give_credit(now, now)
             return QueueVerdict.FULL
         self._pace.begin(now)
         standing.line.pace.begin(now)
-        position.put(waiter, (expected, now, standing.credit_since if has_credit else now))
-        standing.credit_until = 0.0
+        if again_since is not None:
+            position.put(waiter, (expected, now, again_since), by_age=True)
+        else:
+            position.put(waiter, (expected, now, standing.credit_since if has_credit else now))
+            standing.credit_until = 0.0
         self._waiting += 1
         return QueueVerdict.WAIT
 

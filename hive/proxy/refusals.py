@@ -58,6 +58,19 @@ def no_place(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated
     return Saturated(f"no place came free within {waited_s:g} s", retry_after_s=queue.retry_after_s(flow, now))
 
 
+def crashed_it(model: str, wait_s: float) -> TooManyRequests:
+    """429: requests of this agent were at the model's server each time that it crashed.
+
+    >>> crashed_it("qwen3", 90.0).message.partition(", ")[2]
+    'which may ask it again in 90 s'
+    """
+    message = (
+        f"the server of the model {model} has crashed again and again while it answered this agent, which may ask it"
+        f" again in {wait_s:.0f} s"
+    )
+    return TooManyRequests(message, retry_after_s=wait_s, hint="use another model, or ask the operator: hive logs")
+
+
 def no_backend() -> Saturated:
     """The refusal while no backend is active."""
     return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)

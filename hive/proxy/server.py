@@ -37,6 +37,7 @@ from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import QueueView
 from hive.proxy.registry import UNHEARD_S, AgentEntry
+from hive.proxy.slot import Slot
 from hive.proxy.under_way import models_in_use
 from hive.proxy.usage_spool import UsageSpool
 from hive.settings.runtime import with_runtime
@@ -281,6 +282,10 @@ class ProxyServer:
         read("in_flight", self._in_flight)
         read("parked", lambda: sum(entry.gate.parked for entry in self._entries()))
         read("backend_closed", lambda: path.slot.gate.is_closed)
+        read("slot_in_flight", lambda: self._by_slot(lambda slot: slot.line.running))
+        read("slot_waiting", lambda: self._by_slot(lambda slot: slot.line.waiting + len(slot.suspects.held)))
+        read("slot_open", lambda: self._by_slot(lambda slot: not slot.gate.is_closed))
+        read("slot_connections", self._slot_connections)
         read("connections", lambda: len(self._connections))
         read("connections_limit", lambda: path.shares.limit)
         read("half_open_heads", lambda: self._half_open.held + self._callers_half_open.held)
@@ -292,6 +297,17 @@ class ProxyServer:
         read("responses_not_kept", lambda: 0 if path.stored is None else path.stored.dropped)
         read("daemon_up", lambda: self._links.daemon_up)
         read("draining", lambda: path.draining)
+
+    def _by_slot(self, value: Callable[[Slot], float]) -> dict[tuple[str, ...], float]:
+        return {(slot.name, slot.model): value(slot) for slot in self.path.slots.pooled.values()}
+
+    def _slot_connections(self) -> dict[tuple[str, ...], float]:
+        pools = [(slot, slot.pool) for slot in self.path.slots.pooled.values()]
+        return {
+            (slot.name, slot.model, state): count
+            for slot, pool in pools
+            for state, count in (("idle", pool.idle if pool else 0), ("busy", pool.busy if pool else 0))
+        }
 
     def _upstream_connections(self) -> dict[str, float]:
         pool = self.path.slot.pool

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from hive.backends.kinds import spec_of, whereabouts
-from hive.domain import BackendInfo, CacheMode, ModelInfo, origin_of
+from hive.domain import BackendInfo, Band, CacheMode, ModelInfo, origin_of
 from hive.errors import DependencyDown, HiveError, NotSupported
 from hive.host.access import access_of, context
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
@@ -22,6 +22,7 @@ from hive.proxy.metering import asks_usage
 from hive.proxy.registry import Queue, Registry
 from hive.proxy.schemas import SchemaLimits
 from hive.proxy.slot_gate import Cold, SlotGate, Switching
+from hive.proxy.suspects import Suspects
 from hive.proxy.tenants import Tenant
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
@@ -38,6 +39,10 @@ class GivesWay(Protocol):
 
     def give_way(self) -> bool:
         """Ends it if it has a place; returns whether it had one."""
+        ...
+
+    def gate_closed(self) -> None:
+        """Ends it: it is no reason to load a model, or to keep one."""
         ...
 
 
@@ -68,18 +73,32 @@ class Slot:
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
         self.ahead: dict[GivesWay, None] = {}
-        self._settings = settings
+        self.suspects = Suspects()
+        self.begun = 0
+        """Requests that went to its server since that was told last (`FlowReports`)."""
+        self.band = Band.NORMAL
+        """Of the newest of them."""
+        self.moved_at = 0.0
+        """The last time that an answer of its server began or ended, on the monotonic clock."""
         self._registry = registry
         self._deadlines = deadlines
+        self.use_settings(settings)
 
     def __repr__(self) -> str:
         what = "empty" if self.backend is None else f"{self.backend.kind} at {self.backend.address}"
         return f"<Slot {self.name} {what}, {self.gate}>"
 
+    @property
+    def model(self) -> str:
+        """The name of its model, for people; its own where it has none."""
+        return self.models[0].name if self.models else self.name
+
     # the server -------------------------------------------------------------------------------------------------------
 
     def use_settings(self, settings: Settings) -> None:
         self._settings = settings
+        if self.name:
+            self.line.load_depth = settings.pool.load_depth
         if self.pool is not None:
             self.pool.use_clocks(connect_s=settings.proxy.connect_s, idle_s=settings.proxy.upstream_idle_s)
         self._look_at_way()
@@ -137,9 +156,12 @@ class Slot:
     # the gate ---------------------------------------------------------------------------------------------------------
 
     def close(self, reason: Switching | Cold) -> None:
-        """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`."""
+        """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`. Prompts that
+        are read ahead at a slot of the pool end."""
         self.gate.close(reason)
         self.give_places()
+        for one in list(self.ahead) if self.name else ():
+            one.gate_closed()
 
     def open(self) -> None:
         """Opens the gate: waiting requests go on, in the order of the line, after `use`. All of them are decided again,

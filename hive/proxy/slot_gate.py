@@ -30,13 +30,15 @@ class Cold(NamedTuple):
     """The model is not loaded. Each request waits for at most `wait_s` of its own.
 
     `ready_at`: when it is expected, on the monotonic clock; None if that cannot be said yet. `never`: why there is no
-    end to be seen, a clause; such a wait is refused at once.
+    end to be seen, a clause; such a wait is refused at once. `is_lost`: nothing listens at its address any more, and
+    the daemon has not said so yet.
     """
 
     model: str
     wait_s: float
     ready_at: float | None = None
     never: str = ""
+    is_lost: bool = False
 
 
 class SlotGate:
@@ -75,6 +77,11 @@ class SlotGate:
     def is_cold(self) -> bool:
         """Whether it is closed because the model is not loaded, so that a request for it is a demand to load it."""
         return isinstance(self._reason, Cold)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is closed only because nothing listens there; the daemon's last word is that it is open."""
+        return isinstance(self._reason, Cold) and self._reason.is_lost
 
     def close(self, reason: Switching | Cold) -> None:
         """Closes the gate. If it is closed already, waiting requests wait by the new reason."""
@@ -128,7 +135,7 @@ class SlotGate:
 
 def _what(reason: Switching | Cold | None) -> str:
     if isinstance(reason, Cold):
-        return f"the model {reason.model} is not loaded yet"
+        return f"the model {reason.model} is not loaded {'any more' if reason.is_lost else 'yet'}"
     return f"the inference server is being switched to {reason.towards if reason is not None else 'another one'}"
 
 

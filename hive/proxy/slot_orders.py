@@ -7,13 +7,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from hive.errors import LinkLost
+from hive.errors import HiveError, LinkLost
 from hive.link.link import LinkReply
 from hive.link.message import LinkMessage
 from hive.link.pool import (
     CloseSlotGate,
+    CrashBlame,
     SlotBusy,
     SlotClosed,
+    SlotCrashed,
     SlotDemand,
     SlotDemands,
     SlotIs,
@@ -22,11 +24,15 @@ from hive.link.pool import (
     WaitingDemand,
 )
 from hive.proxy.datapath import DataPath
+from hive.proxy.forward import Exchange
+from hive.proxy.registry import OPERATOR, PREWARM
 from hive.proxy.slot import Slot
+from hive.proxy.slot_flows import FlowReports
 from hive.proxy.slot_gate import Cold
 from hive.proxy.switching import Drain
 from hive.proxy.under_way import waiting_for
 from hive.tasks import spawn
+from hive.wire.dial import dial
 
 log = logging.getLogger("hive.proxy")
 
@@ -34,6 +40,8 @@ TELL_S = 0.02
 """Demands are told to the daemon this long after the first change, all changes at once."""
 TOLD_MAX = 100
 """Waiting requests told of one slot; how many more there are is told too."""
+LOOK_S = 1.0
+"""The time between two looks whether the server of a lost slot listens."""
 LOST_S = 60.0
 """Requests wait for so long for a daemon that is gone while their slot is closed, then they are refused."""
 
@@ -47,11 +55,15 @@ class SlotOrders:
     def __init__(self, path: DataPath, tell: Callable[[LinkMessage], None]) -> None:
         self._path = path
         self._tell = tell
+        self._flows = FlowReports(path, tell)
         self._drains: dict[str, Drain] = {}
         self._told: set[str] = set()
         self._due: asyncio.TimerHandle | None = None
         self._alone: asyncio.TimerHandle | None = None
+        self._blamed: dict[str, tuple[int, CrashBlame]] = {}
+        """The answer about the last crash of each slot, and the generation that crashed."""
         path.on_demand = self.changed
+        path.on_lost = self.lost
 
     def __repr__(self) -> str:
         return f"<SlotOrders {len(self._path.slots.pooled)} slots, {len(self._drains)} drain>"
@@ -67,6 +79,8 @@ class SlotOrders:
         for name in self._path.slots.pooled.keys() - {row.id for row in slots}:
             self._path.forget_slot(name)
         self._told.clear()
+        self._blamed.clear()
+        self._flows.heard()
         for slot in self._path.slots.pooled.values():
             self._refuse_in_vain(slot)
             self.changed(slot)
@@ -79,17 +93,22 @@ class SlotOrders:
                 self._learn(row)
             case CloseSlotGate() if reply is not None:
                 self._close(message, reply)
+            case SlotCrashed() if reply is not None:
+                reply(self._blame(message))
 
     def _learn(self, row: SlotRow) -> None:
         known = self._path.slots.pooled.get(row.id)
         if known is not None and row.generation < known.generation:
             return
         is_new = known is None or row.generation != known.generation
+        opens = row.is_open and (is_new or (known is not None and known.gate.is_closed))
         if (row.is_open or is_new) and (drain := self._drains.pop(row.id, None)) is not None:
             drain.end()
         log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
         self._path.learn_slots([row])
         slot = self._path.slots.pooled[row.id]
+        if opens:
+            self._flows.owe(slot)
         self._refuse_in_vain(slot)
         self.changed(slot)
 
@@ -110,7 +129,7 @@ class SlotOrders:
             return
         if (before := self._drains.pop(slot.name, None)) is not None:
             before.end()
-        slot.close(Cold(slot.models[0].name if slot.models else slot.name, message.wait_s))
+        slot.close(Cold(slot.model, message.wait_s))
         if slot.is_drained:
             reply(SlotClosed())
             return
@@ -126,6 +145,52 @@ class SlotOrders:
         log.info("slot_drained id=%s cut=%d", slot.name, cut)
         reply(SlotClosed(cut=cut))
 
+    # a server has ended by itself -------------------------------------------------------------------------------------
+
+    def lost(self, slot: Slot) -> None:
+        """Nothing listens at the slot's address. Its requests wait, and the daemon hears that they do; a server that
+        is there after all is asked again."""
+        log.warning("slot_lost id=%s generation=%d", slot.name, slot.generation)
+        slot.close(Cold(slot.model, self._path.settings.pool.load_wait_s, is_lost=True))
+        self.changed(slot)
+        spawn(self._look_for(slot, slot.generation), name=f"look for {slot.name}")
+
+    async def _look_for(self, slot: Slot, generation: int) -> None:
+        """Opens the slot if its server listens again before the daemon has said anything."""
+        while slot.gate.is_lost and slot.generation == generation:
+            await asyncio.sleep(LOOK_S)
+            backend = slot.backend
+            if backend is None or not await _listens(backend.address):
+                continue
+            if slot.gate.is_lost and slot.generation == generation:
+                log.info("slot_found id=%s generation=%d", slot.name, generation)
+                slot.open()
+                slot.give_places()
+                self.changed(slot)
+
+    def _blame(self, message: SlotCrashed) -> CrashBlame:
+        slot = self._path.slots.pooled.get(message.id)
+        if slot is None:
+            return CrashBlame(agents=[])
+        generation, known = self._blamed.get(slot.name, (0, None))
+        if known is not None and generation == message.generation:
+            return known  # asked twice: one crash is one mark
+        now = time.monotonic()
+        there = {
+            one.agent
+            for one in slot.line.owners
+            if isinstance(one, Exchange) and one.is_sent and one.generation == message.generation
+        }
+        agents = sorted((there | slot.suspects.lost_at(message.generation, now)) - {OPERATOR, PREWARM, ""})
+        slowed, refused = self._path.crash_marks.crashed(slot.name, agents, now)
+        blame = CrashBlame(agents=agents, slowed=slowed, refused=refused)
+        self._blamed[slot.name] = message.generation, blame
+        log.warning("slot_crashed id=%s agents=%d slowed=%s refused=%s", slot.name, len(agents), slowed, refused)
+        for exchange in [*waiting_for(self._path.registry, slot), *slot.suspects.held]:
+            if isinstance(exchange, Exchange) and exchange.agent in (*slowed, *refused):
+                exchange.hold_back()
+        return blame
+
     # the daemon is gone -----------------------------------------------------------------------------------------------
 
     def daemon_lost(self) -> None:
@@ -140,8 +205,7 @@ class SlotOrders:
         for slot in self._path.slots.pooled.values():
             if slot.gate.is_cold:
                 log.error("slot_without_daemon id=%s waiting=%d", slot.name, slot.line.waiting)
-                name = slot.models[0].name if slot.models else slot.name
-                slot.close(Cold(name, 0.0, never="Hive's daemon is not there to load it"))
+                slot.close(Cold(slot.model, 0.0, never="Hive's daemon is not there to load it"))
                 self._refuse_in_vain(slot)
 
     # what is told -----------------------------------------------------------------------------------------------------
@@ -157,12 +221,18 @@ class SlotOrders:
         found = {slot.name: slot for slot in self._path.slots.pooled.values() if slot.gate.is_cold}
         waiting = {name: slot for name, slot in found.items() if slot.line.waiting}
         told = {name: self._demand(slot, now) for name, slot in waiting.items()}
-        gone = {name: SlotDemand(in_flight=0, waiting=[]) for name in self._told - told.keys()}
+        gone = {name: self._no_demand(name) for name in self._told - told.keys()}
         self._told = set(told)
+        if not told and not gone:
+            return
         try:
             self._tell(SlotDemands(slots=told | gone))
         except LinkLost:
             self._told.clear()  # the next daemon is told all
+
+    def _no_demand(self, name: str) -> SlotDemand:
+        slot = self._path.slots.pooled.get(name)
+        return SlotDemand(in_flight=0 if slot is None else slot.line.running, waiting=[])
 
     def _demand(self, slot: Slot, now: float) -> SlotDemand:
         requests = waiting_for(self._path.registry, slot)
@@ -178,3 +248,18 @@ class SlotOrders:
             if (prepared := exchange.prepared) is not None
         ]
         return SlotDemand(in_flight=slot.line.running, waiting=rows, more=max(0, len(requests) - len(rows)))
+
+
+class _Knock(asyncio.Protocol):
+    """A connection that is closed as soon as it is there."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def _listens(address: str) -> bool:
+    try:
+        await asyncio.wait_for(dial(address, _Knock), LOOK_S)
+    except (OSError, TimeoutError, HiveError):
+        return False
+    return True

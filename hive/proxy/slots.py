@@ -74,7 +74,7 @@ class SlotTable:
         slot.generation = row.generation
         slot.use(row.backend, row.models, is_new=is_new)
         if not row.is_open:
-            slot.gate.close(cold(row, now))
+            slot.close(cold(row, now))
         elif slot.gate.is_closed:
             slot.open()
         return slot
@@ -156,7 +156,7 @@ def cold(row: SlotRow, now: float) -> Cold:
     >>> backend = BackendInfo(kind="llama", address="")
     >>> row = SlotRow(id="m-1", generation=1, is_open=False, backend=backend, models=[ModelInfo(name="m")], wait_s=9.0)
     >>> cold(row, now=1.0)
-    Cold(model='m', wait_s=9.0, ready_at=None, never='')
+    Cold(model='m', wait_s=9.0, ready_at=None, never='', is_lost=False)
     """
     name = row.models[0].name if row.models else row.id
     return Cold(name, row.wait_s, None if row.ready_in_s is None else now + row.ready_in_s, row.never)

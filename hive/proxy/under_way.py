@@ -36,6 +36,8 @@ def told_of(exchange: Exchange, now: float) -> UnderWay | None:
         state=exchange.state,
         age_ms=round((now - exchange.begun_at) * 1e3, 1),
         queue_ms=round(((exchange.sent_at or now) - queued_at) * 1e3, 1) if queued_at else None,
+        slot=exchange.slot.name if queued_at else "",
+        for_load=bool(queued_at) and not exchange.sent_at and exchange.slot.gate.is_cold,
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hive.settings.file import ConfLine, read
-from hive.settings.table import SECTIONS, SettingRow, TenantRow, rows_of
+from hive.settings.file import NAMED, ConfLine, named_section, read
+from hive.settings.table import SECTIONS, SettingRow, rows_of
 
 _KEY_LINE = re.compile(r"(\s*[^=:\s][^=:]*?\s*[=:]\s*)(.*?)(\s*)")
 _COMMENTED = re.compile(r"\s*[#;]\s*([^=:\s][^=:]*?)\s*[=:].*")
@@ -26,12 +26,14 @@ class Name(NamedTuple):
 
 
 def name_of(text: str) -> Name:
-    """Takes a name apart: the section stands before the first dot. Raises ValueError where there is none.
+    """Takes a name apart: the section stands before the first dot; of a model, whose name may have dots, before the
+    last. Raises ValueError where there is none.
 
-    >>> name_of("tenant acme.weight")
-    Name(section='tenant acme', key='weight')
+    >>> name_of("tenant acme.weight"), name_of("model llama-3.1.pin")
+    (Name(section='tenant acme', key='weight'), Name(section='model llama-3.1', key='pin'))
     """
-    section, dot, key = text.strip().partition(".")
+    text = text.strip()
+    section, dot, key = text.rpartition(".") if text.startswith("model ") else text.partition(".")
     if not (dot and section.strip() and key.strip()):
         raise ValueError("expected SECTION.KEY")
     return Name(" ".join(section.split()), key.strip())
@@ -39,12 +41,13 @@ def name_of(text: str) -> Name:
 
 def row_of(name: Name) -> SettingRow | None:
     """Its row in the table of settings; None where there is none, as for `fields`."""
-    struct = TenantRow if name.section.startswith("tenant ") else SECTIONS.get(name.section)
+    kind, named = named_section(name.section)
+    struct = NAMED[kind].row if named and kind in NAMED else SECTIONS.get(name.section)
     return None if struct is None else rows_of(name.section, struct).get(name.key)
 
 
 def known_names() -> list[str]:
-    """Every `section.key` there is, tenants' apart."""
+    """Every `section.key` there is, those of tenants and models apart."""
     return [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
 
 

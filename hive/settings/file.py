@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hive.domain import is_name
 from hive.errors import ConfigError, did_you_mean
 from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
+from hive.settings.pool import ModelRow
 from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, SettingRow, Settings, TenantRow, rows_of
 
 _TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
 """The environment's name for what one tenant may have: `TENANT_RATE_LIMIT_acme`."""
 NO_TENANT = "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
+NO_MODEL = "a model's name is a letter or digit, then up to 199 of A-Z, a-z, 0-9 and . _ - : / @ +"
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 DEFAULT_FILE = Path("/etc/hive/hive.conf")
+MODELS_D = "models.d"
+"""Directory beside hive.conf with descriptions of models, in TOML."""
 FILE_MAX_BYTES = 1024 * 1024
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -72,15 +78,24 @@ def load(
     """
     path = file if file is not None else (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     text = "" if path is None else _text(path)
-    return load_text(text, path=path, env=env, flags=flags)
+    more = [] if path is None else model_files(path.parent / MODELS_D)
+    return load_text(text, path=path, env=env, flags=flags, model_files=more)
 
 
 def load_text(
-    text: str, *, path: Path | None = None, env: Mapping[str, str], flags: Mapping[str, object] | None = None
+    text: str,
+    *,
+    path: Path | None = None,
+    env: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    model_files: Iterable[Path] = (),
 ) -> Loaded:
-    """`load` where the file's text is already here; `path` only names it in messages."""
+    """`load` where the file's text is already here; `path` only names it in messages. `model_files`: of models.d."""
     draft = _Draft(str(path) if path is not None else "hive.conf")
     draft.take_file(text)
+    for file in model_files:
+        draft.take_tables(_models_in(file, draft.problems), str(file))
+    draft.check_models()
     draft.take_environment(env)
     draft.take_flags(flags or {})
     if draft.problems:
@@ -88,10 +103,54 @@ def load_text(
     return Loaded(draft.settings(), draft.origins, path)
 
 
+def model_files(directory: Path) -> list[Path]:
+    """The files of models.d, by name: regular ones that end with .toml and do not begin with a dot."""
+    try:
+        found = sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}") from None
+    return [path for path in found if path.suffix == ".toml" and path.name[0] != "." and path.is_file()]
+
+
+def _models_in(file: Path, problems: list[str]) -> dict[str, Any]:
+    """The tables `[model."NAME"]` of a file; what is wrong with it is added to `problems`."""
+    try:
+        tables = tomllib.loads(_text(file))
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{file}: {error}")
+        return {}
+    except ConfigError as error:
+        problems.append(error.message)
+        return {}
+    for key in tables.keys() - {"model"}:
+        problems.append(f'{file}: [{key}]: expected [model."NAME"] and nothing else')
+    models = tables.get("model", {})
+    if not isinstance(models, dict):
+        problems.append(f'{file}: model: expected tables [model."NAME"]')
+        return {}
+    return models
+
+
 def _line_of(problem: str) -> int:
     """Problems are told in the order of their lines, what is not in the file behind them."""
     found = re.match(r".*?:([0-9]+): ", problem)
     return int(found[1]) if found else 1 << 30
+
+
+class NamedSection(NamedTuple):
+    """A kind of section that there may be many of, each with a name: `[tenant NAME]`, `[model NAME]`."""
+
+    row: type[msgspec.Struct]
+    is_name: Callable[[str], object]
+    expected: str
+
+
+NAMED = {
+    "tenant": NamedSection(TenantRow, is_name, NO_TENANT),
+    "model": NamedSection(ModelRow, _MODEL_NAME.fullmatch, NO_MODEL),
+}
 
 
 class _Draft:
@@ -101,7 +160,8 @@ class _Draft:
         self._name = name
         self._tables = {section: rows_of(section, struct) for section, struct in SECTIONS.items()}
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        self._tenants: list[str] = []
+        self._named: dict[str, list[str]] = {kind: [] for kind in NAMED}
+        """The names by kind, in the order in which they were told."""
         self._fields: dict[str, dict[str, str]] = {}
         self.origins: dict[str, SettingOrigin] = {}
         self.problems: list[str] = []
@@ -109,19 +169,20 @@ class _Draft:
     def take_file(self, text: str) -> None:
         lines, sections = read(text, self._name, self.problems)
         for number, section in sections:
-            tenant = _tenant_of(section)
-            if tenant is not None and is_name(tenant):
-                self._know_tenant(section)
+            kind, name = named_section(section)
+            if kind in NAMED and NAMED[kind].is_name(name):
+                self._know(kind, name)
             elif (target := _target_of(section)) in (EVERYWHERE, *TARGETS):
                 self._fields.setdefault(target, {})
             elif section not in SECTIONS:
-                self.problems.append(f"{self._name}:{number}: [{section}]: {_no_section(section, tenant, target)}")
+                self.problems.append(f"{self._name}:{number}: [{section}]: {_no_section(section, kind, target)}")
         for line in lines:
             where = f"{self._name}:{line.number}"
+            table = " ".join(line.section.split())
             if (target := _target_of(line.section)) in self._fields:
                 self._take_field(target, line, where)
                 continue
-            known = self._tables.get(line.section)
+            known = self._tables.get(table)
             if known is None:
                 continue  # its section is reported already
             if line.key not in known:
@@ -166,7 +227,7 @@ class _Draft:
             if (match := _TENANT_VARIABLE.fullmatch(name)) is None:
                 continue
             if is_name(match[2]):
-                self._know_tenant(f"tenant {match[2]}")
+                self._know("tenant", match[2])
             else:
                 self.problems.append(f"{name}: {NO_TENANT}")
 
@@ -178,12 +239,42 @@ class _Draft:
                 near = did_you_mean(name, sorted(known)) or "hive config show lists them"
                 self.problems.append(f"{name}: no such setting; {near}")
 
-    def _know_tenant(self, section: str) -> None:
+    def _know(self, kind: str, name: str) -> None:
+        section = f"{kind} {name}"
         if section in self._tables:
             return
-        self._tables[section] = rows_of(section, TenantRow)
+        self._tables[section] = rows_of(section, NAMED[kind].row)
         self._values[section] = {}
-        self._tenants.append(section)
+        self._named[kind].append(name)
+
+    def take_tables(self, tables: Mapping[str, Any], where: str) -> None:
+        """The models of one file of models.d: name -> its keys, with the types of TOML. `where` names the file."""
+        for name, values in tables.items():
+            said = f"{where}: [model.{name!r}]"
+            if not isinstance(values, dict):
+                self.problems.append(f"{said}: expected a table of settings")
+            elif not NAMED["model"].is_name(name):
+                self.problems.append(f"{said}: {NO_MODEL}")
+            elif f"model {name}" in self._tables:
+                first = next((str(at) for key, at in self.origins.items() if key.startswith(f"model {name}.")), "")
+                self.problems.append(f"{said}: described already{f' in {first}' if first else ''}")
+            else:
+                self._know("model", name)
+                self._take_table(f"model {name}", values, said, where)
+
+    def _take_table(self, section: str, values: Mapping[str, Any], said: str, where: str) -> None:
+        known = self._tables[section]
+        for key, value in values.items():
+            row = known.get(key)
+            if row is None:
+                self.problems.append(f"{said} {key}: no such key{_nearest(key, known)}")
+                continue
+            text = ", ".join(map(str, value)) if key == "gpus" and isinstance(value, list) else value
+            try:
+                self._values[section][key] = _bounded(row, text)
+            except ValueError:
+                self.problems.append(f"{said} {key}: expected {row.expected}, found {value!r}")
+            self.origins[f"{section}.{key}"] = SettingOrigin("file", where)
 
     def take_flags(self, flags: Mapping[str, object]) -> None:
         for row in self._rows():
@@ -198,8 +289,21 @@ class _Draft:
 
     def settings(self) -> Settings:
         sections: dict[str, Any] = {name: struct(**self._values[name]) for name, struct in SECTIONS.items()}
-        tenants = {_tenant_of(section) or "": TenantRow(**self._values[section]) for section in self._tenants}
-        return Settings(**sections, tenants=tenants, fields=self._fields)
+        named: dict[str, dict[str, Any]] = {
+            kind: {name: NAMED[kind].row(**self._values[f"{kind} {name}"]) for name in names}
+            for kind, names in self._named.items()
+        }
+        return Settings(**sections, tenants=named["tenant"], models=named["model"], fields=self._fields)
+
+    def check_models(self) -> None:
+        """A model that cannot be started as it is described is a problem of the file."""
+        for name in self._named["model"]:
+            values = self._values[f"model {name}"]
+            where = next((at.where for key, at in self.origins.items() if key.startswith(f"model {name}.")), self._name)
+            if not values.get("file"):
+                self.problems.append(f"{where}: [model {name}]: file is missing: its GGUF file, or vLLM's directory")
+            elif values.get("category") in ("image", "audio"):
+                self.problems.append(f"{where}: [model {name}] category: no server here makes images or sound yet")
 
     def _rows(self) -> list[SettingRow]:
         return [row for table in self._tables.values() for row in table.values()]
@@ -294,9 +398,14 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}:{number}: not UTF-8") from None
 
 
-def _tenant_of(section: str) -> str | None:
-    kind, _, tenant = section.partition(" ")
-    return tenant.strip() if kind == "tenant" else None
+def named_section(section: str) -> tuple[str, str]:
+    """The kind and the name of `[tenant acme]`; an empty name for a section without one.
+
+    >>> named_section("model  qwen3:8b"), named_section("proxy")
+    (('model', 'qwen3:8b'), ('proxy', ''))
+    """
+    kind, _, name = section.partition(" ")
+    return kind, name.strip()
 
 
 def _target_of(section: str) -> str:
@@ -305,12 +414,12 @@ def _target_of(section: str) -> str:
     return target.strip() if kind == "fields" else ""
 
 
-def _no_section(section: str, tenant: str | None, target: str) -> str:
-    if tenant is not None:
-        return NO_TENANT
+def _no_section(section: str, kind: str, target: str) -> str:
+    if kind in NAMED:
+        return NAMED[kind].expected
     if target:
         return "no endpoint with fields" + _nearest(target, [EVERYWHERE, *TARGETS])
-    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "fields TARGET"])
+    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "model NAME", "fields TARGET"])
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

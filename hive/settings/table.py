@@ -515,10 +515,17 @@ class SettingRow(msgspec.Struct, frozen=True):
         >>> tenant = rows_of("tenant acme", TenantRow)
         >>> rows_of("inference", InferenceSection)["port"].variables, tenant["weight"].variables
         (['INFERENCE_PORT', 'HIVE_INFERENCE_PORT'], ['TENANT_WEIGHT_acme'])
+
+        Of a model there are none: its name holds what no variable's can.
+
+        >>> rows_of("model qwen3:8b", ModelRow)["pin"].variables
+        []
         """
-        kind, _, tenant = self.section.partition(" ")
-        if tenant:
-            return [f"TENANT_{self.key.upper()}_{tenant}"]
+        kind, _, name = self.section.partition(" ")
+        if kind == "model":
+            return []
+        if name:
+            return [f"TENANT_{self.key.upper()}_{name}"]
         own = f"HIVE_{kind}_{self.key}".upper()
         return [self.env, own] if self.env else [own]
 

@@ -81,7 +81,7 @@ class LeavingModel(TypedDict):
 
 
 class PoolExplanation(TypedDict):
-    """Why a model is where it is, what would leave for it, and the longest wait of a request that came now.
+    """The reasons for a model's state, what would leave for it, and the longest wait of a request that came now.
 
     `bound_s` null: no end can be seen, for the reason `blocked`. `lines`: the same as text.
     """

@@ -385,10 +385,12 @@ class RequestView(TypedDict):
 
     Times in milliseconds: `duration_ms` since its first byte, `queue_ms` of that in line for a turn, `ttft_ms` until
     the answer's first byte. `name` is null where the agent was removed. `cut`: its client did not get a whole answer.
+    `waits_for`: how far its model's load is, of a queued one whose model is not loaded; else empty.
     """
 
     id: str
     state: str
+    waits_for: str
     agent: str
     name: str | None
     tenant: str

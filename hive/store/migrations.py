@@ -277,7 +277,34 @@ CREATE INDEX uids_freed ON uids (uid) WHERE freed_at IS NOT NULL;
 """
 """So that to give a uid out, or back, is no look at every agent's."""
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS, _AUDIT_INDEXES, _PROMPTS, _UIDS)
+_POOL = """
+CREATE TABLE footprints (
+    key TEXT PRIMARY KEY,
+    data TEXT NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT;
+CREATE TABLE pool_pins (
+    model TEXT PRIMARY KEY,
+    pinned INTEGER NOT NULL,
+    since REAL NOT NULL,
+    actor TEXT NOT NULL
+) STRICT;
+"""
+"""`pool_pins`: an operator's word, over what the model's entry says."""
+
+STEPS: tuple[str, ...] = (
+    _FIRST,
+    _CIDS,
+    _SLEEP,
+    _JOBS,
+    _CHAIN,
+    _ROLLUPS,
+    _TOKENS,
+    _AUDIT_INDEXES,
+    _PROMPTS,
+    _UIDS,
+    _POOL,
+)
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 

@@ -44,6 +44,7 @@ TABLES: Mapping[str, Columns] = {
     ),
     "audit_log": _columns("id at actor act target origin outcome detail prev hash"),
     "audit_pruned": _columns("one id hash"),
+    "footprints": _columns("key data updated_at"),
     "inference_usage": _columns(
         "id agent_id tenant model backend endpoint unit tokens_in tokens_out cached_tokens estimated cut queue_ms"
         " ttft_ms duration_ms status client_request_id created_at rolled_up"
@@ -53,6 +54,7 @@ TABLES: Mapping[str, Columns] = {
         "number id agent_id sender sent_at attempts refusals last_error delivered_at refused_at",
         secret="text",
     ),
+    "pool_pins": _columns("model pinned since actor"),
     "runtime_settings": _columns("key value actor updated_at"),
     "schedules": _columns("id agent_id at every_s clock note actor created_at last_at last_outcome"),
     "schema_steps": _columns("number hive taken_at"),

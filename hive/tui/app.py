@@ -21,7 +21,7 @@ from hive.client.client import path_of
 from hive.errors import HiveError
 from hive.tui import panes
 from hive.tui.cells import COLUMNS
-from hive.tui.gpus import Drawing, gpu_lines
+from hive.tui.gpus import Drawing
 from hive.tui.history import History
 from hive.tui.lines import Line
 from hive.tui.screens.agent import AgentScreen
@@ -174,7 +174,7 @@ class Top(App[int]):
             "short": height < SHORT_ROWS,
             "wide": width >= WIDE_COLUMNS,
             "slim": width < SLIM_COLUMNS,
-            "gpus": bool(self.snapshot.gpus),
+            "gpus": bool(self.snapshot.gpus or self.snapshot.pool),
         }
         changed = {name: fit for name, fit in fits.items() if self._main.has_class(name) is not fit}
         for name, fit in changed.items():
@@ -246,14 +246,14 @@ class Top(App[int]):
 
         def gpus(width: int) -> list[Line]:
             drawing = Drawing(width, snapshot.backend, self.history.busy_percent_of, unicode)
-            return gpu_lines(snapshot.gpus, room.gpus, drawing)
+            return panes.memory_lines(snapshot, room.gpus, drawing)
 
-        self._panes["gpus"].show(gpus, title="GPUs")
+        self._panes["gpus"].show(gpus, title=panes.memory_title(snapshot))
         self._panes["tokens"].show(
             lambda width: panes.tokens_lines(rates, width, room.flow, unicode=unicode), title=panes.tokens_title(rates)
         )
         self._panes["queue"].show(
-            lambda width: panes.queue_lines(snapshot.queue, width, room.flow, unicode=unicode),
+            lambda width: panes.waiting_lines(snapshot, width, room.flow, unicode=unicode),
             title=panes.queue_title(snapshot.queue),
         )
         self._panes["events"].show(panes.event_lines(snapshot.events, room.events), title="events")

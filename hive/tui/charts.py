@@ -82,20 +82,3 @@ def stretched(values: Sequence[float], width: int) -> list[float]:
     """
     columns = max(1, width // max(1, len(values)))
     return [value for value in values for _ in range(columns)]
-
-
-def shares(parts: Sequence[float], whole: float, width: int) -> list[int]:
-    """Number of `width` cells for each part of `whole`; a part above 0 has one, as long as there is room.
-
-    >>> shares([80, 12], 140, 20), shares([1, 0, 99], 100, 10), shares([300], 100, 4), shares([1], 0, 4)
-    ([11, 2], [1, 0, 9], [4], [0])
-    """
-    left, cells, seen, drawn = width, [], 0.0, 0
-    for part in parts:
-        seen += part
-        upto = round(width * seen / whole) if whole > 0 else 0
-        count = min(left, max(upto - drawn, 1 if part > 0 and whole > 0 else 0))
-        cells.append(count)
-        drawn += count
-        left -= count
-    return cells

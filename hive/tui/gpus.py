@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hive.terminal_text import shares
 from hive.tui.cells import fit, one_line, size
-from hive.tui.charts import shares, spark
+from hive.tui.charts import spark
 from hive.tui.lines import Line, LinePart, Role, cut, joined, line, text_of
 from hive.tui.snapshot import BackendRow, GpuInstanceLine, GpuProcessLine, GpuRow
 

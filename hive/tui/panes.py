@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from hive.build import number_of
 from hive.domain import AgentStatus
+from hive.terminal_text import shares
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
-from hive.tui.charts import shares, with_scale
+from hive.tui.charts import with_scale
 from hive.tui.gpus import Drawing, gpu_lines
 from hive.tui.lines import ROLES, Line, LinePart, joined, line, text_of, wrapped
+from hive.tui.pool import load_lines, pool_lines, pool_title
 from hive.tui.snapshot import BackendRow, EventLine, QueueLine, Snapshot, TenantQueueLine
 
 NOBODY_SAYS = "the proxy does not answer this user"
@@ -102,6 +104,23 @@ def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list
     if len(lines) > most:
         lines[most - 1 :] = [line(LinePart(f"! and {len(lines) - most + 1} more: hive status", "bad"))]
     return lines
+
+
+def memory_title(snapshot: Snapshot) -> str:
+    return "GPUs" if snapshot.pool is None else pool_title(snapshot.pool)
+
+
+def memory_lines(snapshot: Snapshot, room: int, drawing: Drawing) -> list[Line]:
+    """The GPUs; with a pool its models and the memory they share."""
+    if snapshot.pool is None:
+        return gpu_lines(snapshot.gpus, room, drawing)
+    return pool_lines(snapshot.pool, snapshot.gpus, room, drawing)
+
+
+def waiting_lines(snapshot: Snapshot, width: int, room: int, *, unicode: bool) -> list[Line]:
+    """Loads that requests wait for, then the queue of each tenant."""
+    loads = load_lines(snapshot.pool, max(1, room // 2))
+    return [*loads, *queue_lines(snapshot.queue, width, max(1, room - len(loads)), unicode=unicode)]
 
 
 def queue_title(queue: QueueLine | None) -> str:
@@ -219,10 +238,11 @@ def plain(snapshot: Snapshot, width: int, *, unicode: bool, rows: int | None = N
     drawing = Drawing(width, backend=snapshot.backend, busy=None, unicode=unicode)
     lines = [one_line(text_of([parts]), unicode=unicode) for parts in head_lines(snapshot)]
     lines += [one_line(problem, unicode=unicode) for problem in wrong_with(snapshot) if problem]
-    lines += [text_of([parts]) for parts in gpu_lines(snapshot.gpus, 1000, drawing)]
+    lines += [] if snapshot.pool is None else [pool_title(snapshot.pool)]
+    lines += [text_of([parts]) for parts in memory_lines(snapshot, 1000, drawing)]
     lines.append(queue_title(snapshot.queue))
     if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):
-        lines += [text_of([parts]) for parts in queue_lines(snapshot.queue, width, 1000, unicode=unicode)]
+        lines += [text_of([parts]) for parts in waiting_lines(snapshot, width, 1000, unicode=unicode)]
     lines += ["", line_of([column.head for column in columns], columns, width, unicode=unicode)]
     agents = ordered(snapshot.agents, COLUMNS[0], descending=False)
     lines += [row_line(row, columns, width, unicode=unicode) for row in agents[:rows]]

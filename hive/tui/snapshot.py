@@ -125,6 +125,42 @@ class GpuRow(msgspec.Struct, frozen=True):
     fault: str
 
 
+class PoolAccountLine(msgspec.Struct, frozen=True):
+    """The memory of a GPU, by its UUID, or of the host (`cpu`), as the pool's books have it."""
+
+    id: str
+    name: str
+    total_bytes: int
+    charged_bytes: int
+    measured_bytes: int | None
+    used_bytes: int | None
+    foreign_bytes: int
+    free_bytes: int
+
+
+class PoolSlotLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of the pool. `memory_bytes`: booked for it; times in seconds."""
+
+    model: str
+    state: str
+    why: str = ""
+    memory_bytes: int = 0
+    pinned: bool = False
+    in_flight: int = 0
+    waiting: int = 0
+    audience: int = 0
+    turn_ends_in_s: float | None = None
+    load_s: float = 0.0
+    loading_s: float | None = None
+
+
+class PoolLook(msgspec.Struct, frozen=True):
+    """The pool of models."""
+
+    accounts: list[PoolAccountLine]
+    slots: list[PoolSlotLine]
+
+
 class EventLine(msgspec.Struct, frozen=True):
     """`text`: the agent, from what to what, and why, on one line."""
 
@@ -137,7 +173,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment. `source`: `daemon`, or `store` where that is down and SQLite was read.
 
     `conditions`: what is wrong, the worst first; `problems`: their texts. `wake_ms`: median since the daemon started.
-    `gpus_why_not`: why nothing is known of GPUs, empty where something is.
+    `gpus_why_not`: why nothing is known of GPUs, empty where something is. `pool`: None where there is none.
     """
 
     at: float
@@ -158,6 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     wake_ms: float | None
     agents: list[AgentLine]
     events: list[EventLine]
+    pool: PoolLook | None = None
 
     @property
     def is_live(self) -> bool:
@@ -197,7 +234,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Answers(msgspec.Struct, frozen=True):
     """The API's answers, as they came; `queue` is the proxy's, None where that could not be asked.
 
-    `gpus`: empty where the daemon is older than that question.
+    `gpus`, `pool`: empty where the daemon is older than that question.
     """
 
     health: Answer
@@ -208,6 +245,7 @@ class Answers(msgspec.Struct, frozen=True):
     events: Sequence[Answer]
     queue: Answer | None
     gpus: Answer = msgspec.field(default_factory=dict)
+    pool: Answer = msgspec.field(default_factory=dict)
 
 
 def from_api(
@@ -238,6 +276,7 @@ def from_api(
         wake_ms=(stats.get("wake_ms") or {}).get("p50"),
         agents=[_agent(view, now, earlier.get(view.id), elapsed_s, in_use) for view in answers.agents],
         events=[_event(event) for event in answers.events],
+        pool=_pool(answers.pool),
     )
 
 
@@ -405,6 +444,14 @@ def _backend(answer: Answer) -> BackendRow | None:
         models=[model["name"] for model in answer["models"]],
         switching=switching,
     )
+
+
+def _pool(answer: Answer) -> PoolLook | None:
+    if not answer.get("enabled"):
+        return None
+    held = {slot["id"]: sum(grant["charged_bytes"] for grant in slot["grants"]) for slot in answer["slots"]}
+    slots = [{**slot, "memory_bytes": held[slot["id"]]} for slot in answer["slots"]]
+    return msgspec.convert({"accounts": answer["accounts"], "slots": slots}, PoolLook)
 
 
 def _memory(answer: Answer) -> MemoryLine:

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from hive.terminal_text import shares
 from hive.tui.cells import fit, one_line, some
-from hive.tui.charts import SCALE, shares, short, stretched, with_scale
+from hive.tui.charts import SCALE, short, stretched, with_scale
 from hive.tui.lines import Line, LinePart, line
 
 HOUR_S, HOURS = 3600, 25

@@ -14,6 +14,7 @@ from hive.errors import NotFound
 from hive.tui.snapshot import Answer, Answers, View
 
 INFERENCE, MEMORY, GPUS, STATS = "/api/system/inference", "/api/system/memory", "/api/system/gpus", "/api/stats"
+POOL = "/api/pool"
 ANSWER_S = 5.0
 EVENTS = 50
 SELDOM_S = 5.0
@@ -71,7 +72,8 @@ class Watch:
             stats=self._asked(STATS, lambda: client.get(STATS), anew=news.has_moved or news.has_used),
             events=self._asked("events", lambda: [*client.events(tail=EVENTS)], anew=news.has_moved),
             queue=None,
-            gpus=self._asked(GPUS, self._gpus, anew=bool(self._answered(GPUS).get("gpus"))),
+            gpus=self._asked(GPUS, lambda: self._newer(GPUS), anew=bool(self._answered(GPUS).get("gpus"))),
+            pool=self._asked(POOL, lambda: self._newer(POOL), anew=bool(self._answered(POOL).get("enabled"))),
         )
 
     def _look_at_agents(self, shown: Collection[str] | None) -> News:
@@ -97,9 +99,10 @@ class Watch:
         found = self.client.lines("/api/agents", silence_s=ANSWER_S, since=since, fresh=",".join(fresh))
         return _decode_changes(b"".join(found))
 
-    def _gpus(self) -> Answer:
+    def _newer(self, path: str) -> Answer:
+        """The answer to a question that not every daemon knows; empty from one that does not."""
         try:
-            return self.client.get(GPUS)
+            return self.client.get(path)
         except NotFound:  # an older daemon, for as long as it was not started anew
             return {}
 

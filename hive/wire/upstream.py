@@ -63,6 +63,15 @@ class UpstreamWay(NamedTuple):
         return b"%b %b%b" % (method, self.prefix, rest)
 
 
+def nobody_listens(error: HiveError) -> bool:
+    """Whether this error of a connect says that there is no server at the address (any more), not a slow one.
+
+    >>> nobody_listens(BackendDown("no"))
+    False
+    """
+    return isinstance(error.__cause__, ConnectionRefusedError | ConnectionResetError | FileNotFoundError)
+
+
 class Receiver(Protocol):
     """The receiver of an answer. Exactly one of `on_end` and `on_failed` is called last, unless it cancels first."""
 
@@ -390,12 +399,16 @@ class Pool:
             why = error.reason or str(error)
             waiter.on_unconnected(BackendDown(f"{self._where}: no TLS could be agreed on: {why}"))
         except OSError as error:
-            waiter.on_unconnected(BackendDown(f"{self._where} is not reachable: {error.strerror or error}"))
+            down = BackendDown(f"{self._where} is not reachable: {error.strerror or error}")
+            down.__cause__ = error
+            waiter.on_unconnected(down)
         except HiveError as error:
             waiter.on_unconnected(error)
         else:
             if not connection.usable:  # it closed at once, or spoke before it was asked
-                waiter.on_unconnected(BackendDown(f"{self._where} does not speak HTTP"))
+                down = BackendDown(f"{self._where} does not speak HTTP")
+                down.__cause__ = ConnectionResetError()
+                waiter.on_unconnected(down)
             else:
                 self._open.add(connection)
                 if not waiter.on_connected(connection):

@@ -100,6 +100,8 @@ async def supervise(
             notifier.stopping()
             return 0
         reason = life.result()
+        if isinstance(reason, HiveError):
+            raise reason
         await server.end()
         notifier.stopping(_told(reason, server))
         log.error("server_ended reason=%s exit=%s", reason, server.code)
@@ -117,8 +119,17 @@ async def supervise(
             loop.remove_signal_handler(number)
 
 
-async def _life(server: ServerProcess, launch: Launch, profile: TimeoutProfile, notifier: Notifier) -> FailReason:
-    """Returns the reason for the server's end. Raises HiveError where it does not come up."""
+async def _life(
+    server: ServerProcess, launch: Launch, profile: TimeoutProfile, notifier: Notifier
+) -> FailReason | HiveError:
+    """Returns the reason for the server's end, or the error with which it did not come up."""
+    try:
+        return await _served(server, launch, profile, notifier)
+    except HiveError as error:
+        return error
+
+
+async def _served(server: ServerProcess, launch: Launch, profile: TimeoutProfile, notifier: Notifier) -> FailReason:
     assert launch.socket is not None
     await server.start()
     beats = spawn(_beat(notifier), name="watchdog")

@@ -6,7 +6,7 @@ reach beyond DIRECTORY:
 
 - the helper's policy permits one program, `sleep`, and no container, machine, mount or network;
 - messages go to an inbox here, whatever port or path their agent names;
-- the only inference servers that are ever asked are the two demo ones here.
+- the only inference servers that are ever asked are the two demo ones here; models of the pool have no files.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import uvloop
 
 from hive.api.failures import Failures
@@ -39,8 +40,11 @@ from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
 from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
 from hive.sandbox.allowed import Allowed
-from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.model_slots import ModelSlots
+from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
+from hive.sandbox.slot_sessions import SlotSessions
+from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.store import jobs, usage
 from hive.store.database import Database
@@ -156,6 +160,7 @@ def queue() -> QueueIs:
         requests=[
             UnderWay(id=running, endpoint="/api/chat", state="streaming", age_ms=900.5, queue_ms=0.0, **common),
             UnderWay(id=waiting, endpoint="", state="reading", age_ms=1.0, queue_ms=None, **common),
+            UnderWay(id="e1-3", endpoint="", state="queued", age_ms=9.0, queue_ms=8.0, **common | {"model": "second"}),
         ],
     )
 
@@ -170,11 +175,19 @@ class Contained(Box):
 
     async def start_helper(self) -> None:
         runtime = ProcessRuntime(self.paths, subtree=None, log_max_bytes=100_000)
-        self.helper = HelperServer(self.paths, {RuntimeKind.PROCESS: runtime}, allowed=Allowed(self.policy))
+        starter = SlotSessions(self.paths, log_pipes_of(self.paths, 100_000), subtree=None, config=None)
+        self.helper = HelperServer(
+            self.paths,
+            {RuntimeKind.PROCESS: runtime},
+            allowed=Allowed(self.policy),
+            slots=ModelSlots(self.paths, starter, set),
+        )
         await self.helper.open()
 
     async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
         backend = (BackendKind.DEMO, str(self.paths.runtime / "demo.sock"))
+        models = {name: ModelRow(file=str(self.paths.state / "none.gguf")) for name in ("meta/tiny", "second")}
+        settings = msgspec.structs.replace(settings, models=models)  # without a file no server is ever started
         api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()

@@ -90,6 +90,18 @@ IN_ORDER = [
     Asked("model", {"model": "hive-demo"}),
     Asked("pull_model", body={"model": "llama3.2"}, status=501),  # the demo server fetches none
     Asked("remove_model", {"model": "hive-demo"}, status=404),  # no file of Hive's own
+    Asked("pool"),
+    Asked("explain_model", {"model": "meta%252Ftiny"}),
+    Asked("explain_model", {"model": "meta%252Ftiny"}, {"band": "high"}),
+    Asked("explain_model", {"model": "hive-demo"}, status=404),
+    Asked("load_model", {"model": "meta%252Ftiny"}, status=409),  # its file is not there
+    Asked("load_model", {"model": "hive-demo"}, status=501),  # the demo server loads none
+    Asked("unload_model", {"model": "meta%252Ftiny"}),
+    Asked("unload_model", {"model": "meta%252Ftiny"}, body={"force": True}),
+    Asked("unload_model", {"model": "hive-demo"}, status=501),
+    Asked("pin_model", {"model": "meta%252Ftiny"}),
+    Asked("unpin_model", {"model": "meta%252Ftiny"}),
+    Asked("model_log", {"model": "meta%252Ftiny"}, {"lines": 5}),
     Asked("prompts"),
     Asked("route", query={"model": "hive-demo"}),
     Asked("route", query={"model": "gpt-9", "tier": "low"}),

@@ -41,6 +41,8 @@ class Gpu:
     mig_slots: int = 7
     is_lost: bool = False
     refuses: dict[str, int] = field(default_factory=dict)
+    uuid: bytes = b""
+    """By its number if empty."""
 
 
 def with_mig(*, privileged: bool, **parts: Gpu) -> Gpu:
@@ -123,7 +125,8 @@ class Library:
         return OK
 
     def _uuid(self, gpu: Gpu, buffer: Any, size: Any) -> int:
-        buffer.value = b"GPU-%d" % self._handles.index(gpu)
+        places = [place for place, known in enumerate(self.gpus) if known is gpu]
+        buffer.value = gpu.uuid or b"GPU-%d" % next(iter(places), 0)
         return OK
 
     def _mig_mode(self, gpu: Gpu, current: Any, pending: Any) -> int:

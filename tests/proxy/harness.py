@@ -22,6 +22,7 @@ from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import AgentEntry, Registry
+from hive.settings.pool import PoolSection
 from hive.settings.table import Settings, TenantRow
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
@@ -251,9 +252,13 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxied(
-    tmp_path: Path, *, tenants: dict[str, TenantRow] | None = None, **proxy_settings: Any
+    tmp_path: Path,
+    *,
+    tenants: dict[str, TenantRow] | None = None,
+    pool: PoolSection | None = None,
+    **proxy_settings: Any,
 ) -> AsyncIterator[tuple[Proxy, Backend]]:
-    defaults = Settings(tenants=tenants or {})
+    defaults = Settings(tenants=tenants or {}, pool=pool or PoolSection())
     settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
     Client.opened.clear()  # what a failed test left has lost its loop
     backend, proxy = Backend(), Proxy(tmp_path, settings)
@@ -353,6 +358,8 @@ def nothing_is_held(proxy: Proxy) -> bool:
         and alice.gate.parked == 0
         and queue.running == 0
         and queue.waiting == 0
+        and all(not line.running + line.waiting for line in proxy.registry.shares.queues.values())
+        and all(slot.suspects.one is None and not slot.suspects.held for slot in proxy.path.slots.all)
         and proxy.path.budget.used == 0
     )
 

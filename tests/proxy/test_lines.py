@@ -260,6 +260,24 @@ def test_those_who_wait_for_a_load_have_a_depth_of_their_own() -> None:
     assert [box.ask(0, "ben")[1] for _ in range(4)] == [WAIT, WAIT, WAIT, FULL]
 
 
+def test_a_request_whose_turn_was_in_vain_stands_where_it_stood_also_beyond_the_depth() -> None:
+    """Its server was gone; others came since."""
+    box = Lines(2, depth=2)
+    box.agents("ann.t", "ben.t")
+    line, ann = box.lines[0], box.flows["ann"]
+    first, second, third, fourth = (box.ask(0, "ann")[0] for _ in range(4))
+    assert (line.running, line.waiting) == (2, 2)
+    line.resize(0)
+    for waiter, since in ((second, 2e-3), (first, 1e-3)):
+        assert box.leave(waiter, 0.0) == []
+        said = line.ask_again(waiter, ann, band=Band.NORMAL, expected=100, now=box.now, since=since)
+        assert (said, line.displaced) == (WAIT, [])
+    assert box.ask(0, "ann")[1] is FULL
+    assert [line.resize(places) for places in range(1, 5)] == [[first], [second], [third], [fourth]]
+    box.leave(first), box.leave(second)
+    assert line.ask_again(first, ann, band=Band.NORMAL, expected=100, now=box.now, since=1e-3) is GO
+
+
 def test_a_position_is_lost_in_its_own_line_only() -> None:
     box = Lines(1, 1, depth=2)
     box.agents("ann.t", "ben.t")

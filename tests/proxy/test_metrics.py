@@ -61,7 +61,8 @@ def everything(metrics: Metrics) -> None:
     counted = {row.name for row in TABLE} & metrics._counted().keys()
     for row in TABLE:
         if row.name not in counted:
-            metrics.read(row.name, lambda row=row: dict.fromkeys(("a",), 1.0) if row.labels else 1.0)  # type: ignore[misc]
+            key = "a" if len(row.labels) == 1 else ("a",) * len(row.labels)
+            metrics.read(row.name, lambda row=row, key=key: {key: 1.0} if row.labels else 1.0)  # type: ignore[misc]
 
 
 # --- what is counted is shown ------------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.link.messages import Busy, Close, Closed
+from hive.link.pool import SlotIs, SlotRow, Slots
 from hive.proxy.metrics import TABLE
 from tests.proxy.harness import (
     CHAT,
@@ -128,6 +131,29 @@ async def test_a_scrape_of_a_running_proxy_shows_every_metric_there_is(short_pat
         requests = await proxy.metric("hive_proxy_requests_total", endpoint="/v1/chat/completions", status="200")
         assert requests == 1
         assert await proxy.metric("hive_proxy_loop_lag_seconds_count") > 0
+
+
+async def test_the_slots_of_the_pool_are_seen_in_a_scrape(short_path: Path) -> None:
+    async with house(short_path) as home:
+        proxy = await home.proxy()
+        assert home.link is not None
+        cold = BackendInfo(kind=BackendKind.LLAMA, address="")
+        row = SlotRow(
+            id="big-1", generation=1, is_open=False, backend=cold, models=[ModelInfo(name="big")], wait_s=30.0
+        )
+        home.link.tell(Slots(slots=[row]))
+        client = await Client.tcp(proxy.port)
+        client.writer.write(post(b"/v1/chat/completions", CHAT.replace(b'"m"', b'"big"'), token=MODEL_TOKEN))
+        of = {"slot": "big-1", "model": "big"}
+        await proxy.has("hive_proxy_slot_waiting", 1, **of)
+        assert await proxy.metric("hive_proxy_slot_open", **of) == 0
+        warm = BackendInfo(kind=BackendKind.LLAMA, address=home.backend.address, up=True)
+        home.link.tell(SlotIs(slot=replace(row, is_open=True, backend=warm, generation=2)))
+        assert (await client.answer())[0] == 200
+        await proxy.has("hive_proxy_slot_open", 1, **of)
+        assert await proxy.metric("hive_proxy_slot_waiting", **of) == 0
+        assert await proxy.metric("hive_proxy_slot_in_flight", **of) == 0
+        assert await proxy.metric("hive_proxy_slot_connections", state="idle", **of) == 1
 
 
 async def test_who_waits_is_told_while_they_wait(short_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +15,13 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow
+from hive.link.messages import Failed
+from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemand, SlotDemands, SlotFlows, SlotIs, SlotRow
 from hive.proxy import slot_orders
 from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
+from hive.proxy.under_way import queue_now
+from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
@@ -35,6 +39,7 @@ from tests.proxy.harness import (
     read_request,
     until,
 )
+from tests.proxy.test_prewarms import asked, outcome, sending
 
 CHAT_AT = b"/v1/chat/completions"
 FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -55,12 +60,16 @@ class Pool:
     def __init__(self, proxy: Proxy, servers: dict[str, Backend]) -> None:
         self.proxy, self.servers = proxy, servers
         self.told: list[SlotDemands] = []
+        self.flows: list[SlotFlows] = []
         self.is_daemon_there = True
         self.orders = SlotOrders(proxy.path, self._hear)
 
     def _hear(self, message: LinkMessage) -> None:
         if not self.is_daemon_there:
             raise LinkLost("no daemon")
+        if isinstance(message, SlotFlows):
+            self.flows.append(message)
+            return
         assert isinstance(message, SlotDemands)
         self.told.append(message)
 
@@ -176,8 +185,41 @@ async def test_a_cold_model_waits_and_is_told_of_while_a_warm_one_answers(tmp_pa
         assert nothing_is_held(pool.proxy)
 
 
+async def test_the_queue_tells_which_slot_a_request_is_for_and_that_it_waits_for_a_load(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a", places=1), pool.row("b", is_open=False))
+        release = hold(pool.servers["a"])
+        clients = [await pool.client() for _ in range(3)]
+        for client, request in zip(clients, (ask("a", body=STREAM), ask("a", body=STREAM), ask("b")), strict=True):
+            client.writer.write(request)
+            await until(lambda: bool(pool.proxy.path.slots.pooled["a-1"].line.running))
+        await pool.waits("a")
+        await pool.waits("b")
+        told = queue_now(pool.proxy.registry, time.monotonic()).requests
+        assert sorted((row.model, row.slot, row.state in ("queued", "connecting"), row.for_load) for row in told) == [
+            ("a", "a-1", False, False),
+            ("a", "a-1", True, False),
+            ("b", "b-1", True, True),
+        ]
+        release.set()
+
+
+async def test_those_who_waited_are_told_as_in_flight_once_the_model_is_there(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a", is_open=False))
+        release = hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await until(lambda: bool(pool.told))
+        pool.orders.order(SlotIs(slot=pool.row("a", generation=2)), None)
+        await until(lambda: len(pool.told) == 2)
+        assert pool.told[-1].slots == {"a-1": SlotDemand(in_flight=1, waiting=[])}
+        release.set()
+        assert (await client.answer())[0] == 200
+
+
 async def test_a_full_line_for_a_cold_model_refuses_no_warm_request(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "a", "b", queue_depth=2) as pool:
+    async with pooled(tmp_path, "a", "b", queue_depth=1, pool=PoolSection(load_depth=2)) as pool:
         pool.tell(pool.row("a"), pool.row("b", is_open=False, ready_in_s=20.0))
         clients = [await pool.client() for _ in range(3)]
         for number, client in enumerate(clients[:2], 1):
@@ -493,6 +535,40 @@ async def test_an_agent_s_limit_holds_over_all_servers(tmp_path: Path) -> None:
         release.set()
         assert (await first.answer())[0] == 200
         assert (await second.answer())[0] == 200  # the place that came free in one line is used in the other
+
+
+async def test_a_prompt_is_read_ahead_at_the_slot_of_its_model_if_that_is_loaded(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        prewarms = sending(pool.proxy)
+        assert (await outcome(prewarms, model="a")).model == "a"
+        assert [json.loads(body)["model"] for _, body in pool.servers["a"].requests] == ["a"]
+        found = await outcome(prewarms, model="b")
+        assert (found.code, "no model is loaded to read a prompt ahead" in found.message) == ("not_supported", True)
+        assert (await outcome(prewarms, model="x")).code == "saturated"  # no active backend that might know it
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
+        assert nothing_is_held(pool.proxy)
+        assert not any(slot.ahead for slot in pool.proxy.path.slots.all)
+
+
+async def test_a_prompt_keeps_no_model_loaded_and_waits_for_no_load(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a", places=1))
+        slot = pool.proxy.path.slots.pooled["a-1"]
+        hold(pool.servers["a"])
+        prewarms = sending(pool.proxy)
+        sent, waits = asked(prewarms, model="a"), asked(prewarms, model="a")
+        await until(lambda: slot.line.running + slot.line.waiting == 2)
+        pool.orders.order(SlotIs(slot=pool.row("a", is_open=False)), None)
+        for answered in (sent, waits):
+            found = await asyncio.wait_for(answered, 10)
+            assert isinstance(found, Failed)
+            assert found.code == "not_supported"
+        await until(lambda: slot.is_drained)
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
+        assert nothing_is_held(pool.proxy)
 
 
 def hold(server: Backend) -> asyncio.Event:

@@ -13,7 +13,19 @@ from hive.conditions import FoundCondition, condition
 from hive.control.views import gpus_view
 from hive.errors import DependencyDown, HiveError
 from hive.host.nvml import Nvml
-from hive.tui.snapshot import AgentLine, BackendRow, EventLine, GpuRow, MemoryLine, QueueLine, Snapshot, TenantQueueLine
+from hive.tui.snapshot import (
+    AgentLine,
+    BackendRow,
+    EventLine,
+    GpuRow,
+    MemoryLine,
+    PoolAccountLine,
+    PoolLook,
+    PoolSlotLine,
+    QueueLine,
+    Snapshot,
+    TenantQueueLine,
+)
 from hive.tui.source import Source
 from tests.fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
 
@@ -147,6 +159,31 @@ def lost() -> list[GpuRow]:
     """One of two; the other does not name its processes."""
     secretive = Gpu(used=20 * GIB, refuses={"GetComputeRunningProcesses": 4, "GetUtilizationRates": 3})
     return gpus_of(Library(secretive, Gpu(is_lost=True)))
+
+
+def pool(gpus: Sequence[GpuRow] = ()) -> PoolLook:
+    """Five models on these GPUs, or in the host's memory; one is being loaded for three requests."""
+
+    def account(id: str, name: str, total_bytes: int) -> PoolAccountLine:
+        return PoolAccountLine(id, name, total_bytes, 63 * GIB, 41 * GIB, 50 * GIB, 9 * GIB, total_bytes - 72 * GIB)
+
+    accounts = [account(gpu.uuid, gpu.name, gpu.total_bytes or 0) for gpu in gpus]
+    slots = [
+        PoolSlotLine(
+            model="qwen3-8b",
+            state="ready",
+            memory_bytes=7 * GIB,
+            in_flight=3,
+            audience=2,
+            turn_ends_in_s=63.0,
+            load_s=4.0,
+        ),
+        PoolSlotLine(model="qwen3-32b", state="loading", memory_bytes=22 * GIB, waiting=3, load_s=47.0, loading_s=14.0),
+        PoolSlotLine(model="embed-gte", state="ready", memory_bytes=GIB, pinned=True, load_s=1.0, why="It is pinned"),
+        PoolSlotLine(model="llama-3.1-70b", state="cold", why="Nobody has asked for it", load_s=90.0),
+        PoolSlotLine(model="模型-7b", state="failed", why="3 loads in a row have failed", load_s=9.0),
+    ]
+    return PoolLook(accounts or [account("cpu", "host memory", 128 * GIB)], slots)
 
 
 def look(**fields: Any) -> Snapshot:

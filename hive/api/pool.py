@@ -1,0 +1,129 @@
+"""The part of the API about the pool: what is loaded and why, orders to load and unload, logs of its servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hive.api.caller import actor, note
+from hive.api.models import JOB
+from hive.api.params import Number, WordParam, body_of, named
+from hive.api.responses import as_json, as_text, job_begun
+from hive.api.routes import TEXT, RouteRow
+from hive.domain import Band, Role
+from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
+from hive.shapes.system import Job
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
+
+VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
+
+BAND = WordParam("band", "For a request of this band.", words=tuple(Band), default=Band.NORMAL)
+LINES = Number("lines", "So many of the last lines.", default=100, most=10_000)
+
+
+class UnloadOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`force`: also where it is pinned, which ends the pin."""
+
+    force: bool = False
+
+
+class PoolApi:
+    """The handlers. What has a `/` in its name is quoted twice in a path, as `/api/models/meta%252Fx/load`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def rows(self) -> list[RouteRow]:
+        one = "/api/models/{model}"
+        return [
+            RouteRow("GET", "/api/pool", VIEWER, "pool", self.pool, "What is loaded, and why.", PoolView),
+            RouteRow(
+                "GET",
+                "/api/pool/models/{model}/explain",
+                VIEWER,
+                "explain_model",
+                self.explain,
+                "Why a model is where it is, and how long a request for it would wait.",
+                PoolExplanation,
+                query=(BAND,),
+            ),
+            RouteRow(
+                "POST",
+                f"{one}/load",
+                OPERATOR,
+                "load_model",
+                self.load,
+                "Load a model.",
+                Job,
+                statuses=(200, 202),
+                errors=(501,),
+                leads_to=JOB,
+            ),
+            RouteRow(
+                "POST",
+                f"{one}/unload",
+                OPERATOR,
+                "unload_model",
+                self.unload,
+                "Unload a model.",
+                Job,
+                body=UnloadOrder,
+                may_be_empty=True,
+                statuses=(200, 202),
+                errors=(501,),
+                leads_to=JOB,
+            ),
+            RouteRow("POST", f"{one}/pin", OPERATOR, "pin_model", self.pin, "Keep a model loaded.", PoolSlot),
+            RouteRow("POST", f"{one}/unpin", OPERATOR, "unpin_model", self.unpin, "End that.", PoolSlot),
+            RouteRow(
+                "GET",
+                f"{one}/log",
+                OPERATOR,
+                "model_log",
+                self.log,
+                "What its server wrote.",
+                TEXT,
+                query=(LINES,),
+                errors=(504,),
+            ),
+        ]
+
+    async def pool(self, _: Request) -> Response:
+        """`enabled` is false, and `why_not` says why, where no model is described: then the one inference server in use
+        has them all."""
+        return as_json(self._services.pool.view())
+
+    async def explain(self, request: Request) -> Response:
+        return as_json(self._services.pool.explain(named(request, "model"), Band(BAND.of(request))))
+
+    async def load(self, request: Request) -> Response:
+        """A job, 202 while it runs; done at once where it is loaded. Others may have to leave for it, as for a request.
+        A model that is none of the pool's is loaded by the inference server in use, where that can."""
+        model, pool = named(request, "model"), self._services.pool
+        orders = pool if pool.has(model) else self._services.models
+        return job_begun(await orders.load(model, actor(request)))
+
+    async def unload(self, request: Request) -> Response:
+        """A job, 202 while it runs: its requests in flight end first. A pinned one only with `force`."""
+        order = body_of(request, UnloadOrder, empty=UnloadOrder())
+        model, pool = named(request, "model"), self._services.pool
+        note(request, force=order.force)
+        if pool.has(model):
+            return job_begun(await pool.unload(model, actor(request), force=order.force))
+        return job_begun(await self._services.models.unload(model, actor(request)))
+
+    async def pin(self, request: Request) -> Response:
+        """Of the pool's models. It is loaded now and stays, also over a restart of Hive."""
+        return as_json(await self._services.pool.pin(named(request, "model"), actor(request)))
+
+    async def unpin(self, request: Request) -> Response:
+        """It stays loaded until its memory is wanted."""
+        return as_json(await self._services.pool.unpin(named(request, "model"), actor(request)))
+
+    async def log(self, request: Request) -> Response:
+        return as_text(await self._services.pool.log(named(request, "model"), LINES.of(request)))

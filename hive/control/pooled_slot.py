@@ -1,0 +1,260 @@
+"""One slot of the pool as the daemon keeps it: state, charges, traffic, demands. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from hive.backends.entries import ModelEntry
+from hive.domain import BackendInfo, Band, ModelInfo
+from hive.link.pool import SlotDemand, SlotFlow, SlotRow
+from hive.link.slots import SlotGrant, SlotProcess
+from hive.pool.accounts import with_measured
+from hive.pool.state import MIB, Audience, Demand, Grant, SlotFacts, SlotState
+
+HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
+"""States in which a slot has memory."""
+GATE_WORD_S = 1.0
+"""An expected time that moved by less than this is not told again."""
+LAST_LINES = 20
+
+
+class PooledSlot:
+    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
+
+    `process`: the server as the helper told it last; None where there is none. `is_drained`: the proxy has said that
+    nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
+    next. `stepping`: the step that is under way: a close, a load or an unload.
+    `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
+    all, a clause. `never`: why its waiting requests were refused, until that has changed.
+    """
+
+    def __init__(self, entry: ModelEntry, backend: BackendInfo, models: list[ModelInfo]) -> None:
+        self.entry = entry
+        self.backend = backend
+        self.models = models
+        self.state = SlotState.COLD
+        self.generation = 0
+        self.grants: tuple[Grant, ...] = ()
+        self.process: SlotProcess | None = None
+        self.peak_bytes = 0
+        self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
+        self.turn_lost_until = 0.0
+        self.is_settled = True
+        self.is_drained = True
+        self.is_closing = False
+        self.was_cut = False
+        self.flow = SlotFlow(in_flight=0)
+        self.demands: tuple[Demand, ...] = ()
+        self.more_demands = 0
+        self.order: Demand | None = None
+        self.unload_ordered = False
+        self.pinned_at: float | None = None
+        self.failures = 0
+        self.ends: list[tuple[float, float]] = []
+        self.retry_at = 0.0
+        self.error = ""
+        self.last_lines: list[str] = []
+        self.why_not = ""
+        self.never = ""
+        self.told_row: SlotRow | None = None
+        self.told_at = 0.0
+        self.stepping: asyncio.Task[None] | None = None
+        self.came_up: asyncio.Event = asyncio.Event()
+        self.went: asyncio.Event = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PooledSlot {self.entry.name} {self.state} generation {self.generation}>"
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def model(self) -> str:
+        return self.entry.name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests go to its server."""
+        return self.state is SlotState.READY
+
+    @property
+    def waiting(self) -> tuple[Demand, ...]:
+        """Requests that wait for it to be loaded, and the order of an operator."""
+        if self.state is SlotState.READY:
+            return ()
+        return self.demands if self.order is None else (*self.demands, self.order)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at its server. Behind a closed gate: at least one until the proxy has said that there is none."""
+        if self.state is SlotState.READY:
+            return self.flow.in_flight
+        if self.state is SlotState.DRAINING:
+            return 0 if self.is_drained else max(1, self.flow.in_flight)
+        return 0
+
+    def facts(
+        self, *, need_bytes: int, load_s: float, unload_s: float, audience: Audience, keep_alive_s: float
+    ) -> SlotFacts:
+        """The slot as the decider sees it."""
+        return SlotFacts(
+            id=self.id,
+            model=self.model,
+            kind=self.entry.kind,
+            need_bytes=need_bytes,
+            state=self.state,
+            generation=self.generation,
+            load_s=load_s,
+            unload_s=unload_s,
+            permitted=permitted(self.entry),
+            grants=self.grants,
+            ready_at=self.ready_at,
+            used_at=self.used_at,
+            settled=self.is_settled,
+            in_flight=self.in_flight,
+            waiting=self.waiting,
+            audience=audience,
+            band=self.flow.band,
+            pinned_at=self.pinned_at,
+            keep_alive_s=keep_alive_s,
+            unload_ordered=self.unload_ordered,
+            closed_at=self.closed_at,
+            closing=self.is_closing,
+            moved_at=self.moved_at,
+            cut=self.was_cut,
+            failures=self.failures,
+            retry_at=self.retry_at,
+        )
+
+    # what was heard ---------------------------------------------------------------------------------------------------
+
+    def demanded(self, demand: SlotDemand, now: float) -> None:
+        """Takes what the proxy says of the requests that wait for it."""
+        self.demands = tuple(
+            Demand(each.band, now - each.age_s, now + each.left_s, each.tenant, each.agent) for each in demand.waiting
+        )
+        self.more_demands = demand.more
+
+    def flowed(self, flow: SlotFlow, now: float) -> None:
+        """Takes what the proxy says of the requests at its server."""
+        if flow.in_flight or flow.begun or self.flow.in_flight:
+            self.used_at = now
+        if not flow.begun:
+            flow = SlotFlow(**{name: getattr(flow, name) for name in flow.__struct_fields__} | {"band": self.flow.band})
+        self.flow = flow
+        self.is_settled = True
+
+    def proxy_changed(self) -> None:
+        """Another proxy has connected: what the last one said of requests is void."""
+        self.demands, self.more_demands = (), 0
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
+
+    def measured(self, by_account: dict[str, int | None]) -> None:
+        """Takes a measurement of its processes; the charge never falls below it."""
+        if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING):
+            return
+        self.grants = tuple(with_measured(grant, by_account.get(grant.account)) for grant in self.grants)
+        known = [grant.measured_bytes for grant in self.grants if grant.measured_bytes is not None]
+        if len(known) == len(self.grants):
+            self.peak_bytes = max(self.peak_bytes, sum(known))
+
+    # its states -------------------------------------------------------------------------------------------------------
+
+    def loading(self, grants: tuple[Grant, ...], now: float) -> None:
+        self.state, self.grants, self.moved_at = SlotState.LOADING, grants, now
+        self.generation += 1
+        self.peak_bytes = 0
+        self.never = ""
+        self.was_cut, self.is_drained, self.is_settled = False, True, True
+        self.process = None
+        self.came_up, self.went = asyncio.Event(), asyncio.Event()
+
+    def ready(self, backend: BackendInfo, models: list[ModelInfo], now: float) -> None:
+        self.is_settled = not self.demands
+        self.state, self.backend, self.models = SlotState.READY, backend, models
+        self.ready_at = self.used_at = now
+        self.failures, self.retry_at, self.error, self.last_lines = 0, 0.0, "", []
+        self.order = None
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
+
+    def draining(self, now: float) -> None:
+        self.state, self.closed_at, self.is_drained, self.was_cut = SlotState.DRAINING, now, False, False
+        self.is_closing = True
+
+    def opened(self) -> None:
+        self.state, self.is_drained, self.is_closing = SlotState.READY, True, False
+        self.told_row = None
+
+    def stopping(self, now: float) -> None:
+        self.state, self.moved_at = SlotState.STOPPING, now
+
+    def cold(self) -> None:
+        self.state, self.grants, self.process = SlotState.COLD, (), None
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
+        self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
+
+    def failed(self, state: SlotState, why: str, lines: list[str], retry_at: float) -> None:
+        """Its load, or its server, ended by itself; `state` is cold or failed."""
+        self.cold()
+        self.state, self.error, self.last_lines = state, why, lines[-LAST_LINES:]
+        self.retry_at = 0.0 if math.isinf(retry_at) else retry_at
+
+    # what is told -----------------------------------------------------------------------------------------------------
+
+    def row(self, *, wait_s: float, ready_in_s: float | None) -> SlotRow:
+        """The slot as the proxy needs to know it."""
+        return SlotRow(
+            id=self.id,
+            generation=self.generation,
+            is_open=self.is_open,
+            backend=self.backend,
+            models=self.models,
+            wait_s=wait_s,
+            ready_in_s=None if self.is_open or self.never or self.why_not else ready_in_s,
+            never="" if self.is_open else self.why_not or self.never,
+        )
+
+    def is_news(self, row: SlotRow, now: float) -> bool:
+        """Whether the proxy does not know this yet; an expected time that only came nearer is no news."""
+        told = self.told_row
+        if told is None or (told.ready_in_s is None) != (row.ready_in_s is None):
+            return True
+        if row.ready_in_s is not None and told.ready_in_s is not None:
+            if abs(told.ready_in_s - (now - self.told_at) - row.ready_in_s) >= GATE_WORD_S:
+                return True
+            row = replaced(row, told.ready_in_s)
+        return row != told
+
+
+def replaced(row: SlotRow, ready_in_s: float) -> SlotRow:
+    """The row with another expected time."""
+    fields = {name: getattr(row, name) for name in row.__struct_fields__}
+    return SlotRow(**fields | {"ready_in_s": ready_in_s})
+
+
+def permitted(entry: ModelEntry) -> tuple[str, ...]:
+    """The accounts that an entry names; none for any."""
+    return tuple(name.strip() for name in entry.row.gpus.split(",") if name.strip())
+
+
+def grant_of(slot: PooledSlot) -> SlotGrant:
+    """The grant that the helper is given for a start of this slot."""
+    accounts = {grant.account: max(1, grant.charged_bytes // MIB) for grant in slot.grants}
+    return SlotGrant(accounts=accounts, generation=slot.generation)
+
+
+def grants_in(grant: SlotGrant | None) -> tuple[Grant, ...]:
+    """The charges of a slot that an earlier daemon loaded."""
+    return () if grant is None else tuple(Grant(account, mb * MIB) for account, mb in sorted(grant.accounts.items()))
+
+
+def highest_band(demands: tuple[Demand, ...]) -> Band:
+    """The highest band among demands, `normal` where there is none.
+
+    >>> highest_band((Demand(Band.LOW, 0.0), Demand(Band.HIGH, 1.0)))
+    <Band.HIGH: 'high'>
+    """
+    order = [Band.HIGH, Band.NORMAL, Band.LOW]
+    return min((demand.band for demand in demands), key=order.index, default=Band.NORMAL)

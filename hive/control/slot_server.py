@@ -1,0 +1,35 @@
+"""What the server of a slot says of itself, once it serves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hive.backends.backend import open_backend
+from hive.backends.concurrency import choose_places, takes_priority
+from hive.backends.entries import ModelEntry
+from hive.backends.kinds import spec_of
+from hive.domain import BackendInfo, ModelInfo
+from hive.settings.table import Settings
+
+
+async def describe(entry: ModelEntry, address: str, settings: Settings) -> tuple[BackendInfo, ModelInfo | None]:
+    """The server of this entry at `address`, and its model as it lists it. Raises BackendDown, BackendTimeout."""
+    control = open_backend(entry.kind, address)
+    version, models, capabilities, busy = await asyncio.gather(
+        control.version(), control.models(), control.capabilities(), control.busy()
+    )
+    places, places_from = choose_places(entry.kind, busy.places, settings)
+    if entry.row.parallel:
+        places, places_from = entry.row.parallel, f"parallel in {entry.origin}"
+    backend = BackendInfo(
+        kind=entry.kind,
+        address=address,
+        label=f"{spec_of(entry.kind).label} with {entry.name}",
+        version=version,
+        up=True,
+        places=places,
+        places_from=places_from,
+        priority=takes_priority(entry.kind, settings),
+        capabilities=capabilities,
+    )
+    return backend, next((model for model in models if model.name == entry.name), None)
