@@ -104,18 +104,24 @@ class PoolApi:
     async def load(self, request: Request) -> Response:
         """A job, 202 while it runs; done at once where it is loaded. Others may have to leave for it, as for a request.
         A model that is none of the pool's is loaded by the inference server in use, where that can."""
-        model, pool = named(request, "model"), self._services.pool
-        orders = pool if pool.has(model) else self._services.models
-        return job_begun(await orders.load(model, actor(request)))
+        model, services = named(request, "model"), self._services
+        if self._is_pools(model):
+            return job_begun(await services.pool.load(model, actor(request)))
+        return job_begun(await services.models.load(model, actor(request)))
 
     async def unload(self, request: Request) -> Response:
         """A job, 202 while it runs: its requests in flight end first. A pinned one only with `force`."""
         order = body_of(request, UnloadOrder, empty=UnloadOrder())
-        model, pool = named(request, "model"), self._services.pool
+        model, services = named(request, "model"), self._services
         note(request, force=order.force)
-        if pool.has(model):
-            return job_begun(await pool.unload(model, actor(request), force=order.force))
-        return job_begun(await self._services.models.unload(model, actor(request)))
+        if self._is_pools(model):
+            return job_begun(await services.pool.unload(model, actor(request), force=order.force))
+        return job_begun(await services.models.unload(model, actor(request)))
+
+    def _is_pools(self, model: str) -> bool:
+        """Whether the pool is asked: without another server it is also the one that says what there is."""
+        services = self._services
+        return services.pool.has(model) or (services.active.control is None and services.pool.view()["enabled"])
 
     async def pin(self, request: Request) -> Response:
         """Of the pool's models. It is loaded now and stays, also over a restart of Hive."""

@@ -642,7 +642,7 @@ class Exchange:
         if prepared is not None and slot.name:
             if nobody_listens(error) and not slot.gate.is_closed and self._for == slot.version:
                 self._path.on_lost(slot)
-            if not self.is_sent and (slot.gate.is_closed or self._for != slot.version):
+            if not (self.is_sent or self.left) and (slot.gate.is_closed or self._for != slot.version):
                 self._go_back(prepared)  # another server of the slot is to come: it waits for that
                 return
         self._cost = NOTHING

@@ -11,9 +11,9 @@ from tests.api.described import ROWS
 
 ACTS = (
     "access apply cancel_job cancel_request cancel_schedule change_config create create_token "
-    "delete_responses drop_message exec keep_awake pause pull_model query_database refresh_models "
+    "delete_responses drop_message exec keep_awake load_model pause pin_model pull_model query_database refresh_models "
     "remove remove_many remove_model restart resume revoke_token schedule send "
-    "shutdown start stop switch tokens"
+    "shutdown start stop switch tokens unload_model unpin_model"
 )
 """Of the orders, as the audit table has them since its beginning: filters and reports go by them."""
 

@@ -90,6 +90,7 @@ def test_json_has_the_whole_of_it_in_this_shape(beside_demo: Hive) -> None:
         "tokens_out": 0,
         "wakes": 0,
         "wake_ms": None,
+        "pool": None,
     }
 
 

@@ -18,8 +18,9 @@ from hive.errors import BadRequest, DependencyDown, NotFound, NotSupported, Wron
 from hive.link.messages import BackendChanged, Done
 from hive.link.requests import AskModels
 from hive.settings.table import Settings, TenantRow
+from hive.store.audit import Filter
 from tests.control.box import AWAKE, SLEEPER, Box, until
-from tests.fakes.programs import Program, fake_ollama
+from tests.fakes.programs import Program, demo_backend, fake_ollama
 
 TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\0\0" + b"\2" + b"\0" * 23
 """A header with one tensor of two F32 weights."""
@@ -123,6 +124,38 @@ async def test_ollama_pulls_and_removes_as_jobs(box: Box) -> None:
         assert (await box.services.models.listed())["models"] == []
         kinds = [event["kind"] for event in await box.services.audit_log.past(50)]
         assert {"model.pulled", "model.removed"} <= set(kinds)
+
+
+async def test_ollama_loads_and_unloads_as_jobs_and_what_is_so_already_is_no_act(box: Box) -> None:
+    async with ollama_box(box, "tiny") as ollama:
+        models = box.services.models
+
+        async def done(job: Any) -> Any:
+            return await ended(box, {"id": job.id})
+
+        job = await done(await models.load("tiny", "uid:0"))
+        assert (job["kind"], job["state"], job["about"]) == ("model.load", "done", "tiny:latest")
+        assert job["result"]["changed"] is True
+        assert (await models.listed())["models"][0]["loaded"] is True
+        assert (await done(await models.load("tiny:latest", "uid:0")))["result"]["changed"] is False
+        assert (await done(await models.unload("tiny", "uid:0")))["result"]["changed"] is True
+        assert (await models.listed())["models"][0]["loaded"] is False
+        with pytest.raises(NotFound):
+            await models.load("gpt-9", "uid:0")
+        acts = [(row["act"], row["actor"]) for row in await box.audit(Filter(act="model.*"))]
+        assert sorted(acts) == [("model.loaded", "uid:0"), ("model.unloaded", "uid:0")]
+        ollama.process.kill()
+        await until(lambda: not box.inference()["running"])
+        with pytest.raises(DependencyDown, match="no inference server answers"):
+            await models.load("tiny", "uid:0")
+
+
+async def test_a_server_that_loads_nothing_on_request_says_why(box: Box) -> None:
+    with demo_backend() as demo:
+        await box.everything(AWAKE, backend=(BackendKind.DEMO, demo.address))
+        await until(lambda: box.inference()["running"])
+        with pytest.raises(NotSupported, match="only canned text"):
+            await box.services.models.load("hive-demo", "uid:0")
 
 
 async def test_a_pull_is_joined_cancelled_and_ends_with_its_daemon(box: Box) -> None:

@@ -17,12 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from hive.control import views
 from hive.control.counters import WAKE_SECONDS, Counters, Used
 from hive.control.metrics import ROWS, TABLE, exposition, gpu_values, saved_bytes
+from hive.control.pool_counts import LABELS, STATES, PoolCounts, label_of, pool_values
 from hive.domain import (
     Agent,
     AgentSpec,
     AgentStatus,
     BackendInfo,
     BackendKind,
+    Band,
     By,
     SleepDepth,
     Tier,
@@ -34,6 +36,9 @@ from hive.exposition import MetricKind
 from hive.host.memory import ZramDevice
 from hive.host.nvml import GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity
+from hive.pool import decider
+from hive.pool.state import SlotState
+from hive.shapes.pool import PoolAccount
 from hive.store import usage
 from hive.store.database import Database
 from hive.store.usage import CostSums, SpentSums, UsageFilter
@@ -157,7 +162,7 @@ def everything() -> bytes:
     busy = H200._replace(
         processes=(ProcessOnGpu(41, 7), ProcessOnGpu(41, 5), ProcessOnGpu(42, None)), instances=(part,)
     )
-    made = {**counters.metrics(), **gpu_values(SeenGpus((busy, LOST)))}
+    made = {**counters.metrics(), **PoolCounts().metrics(), **gpu_values(SeenGpus((busy, LOST)))}
     return exposition({row.name: made.get(row.name) or {("x",) * len(row.labels): 1.0} for row in TABLE})
 
 
@@ -191,6 +196,58 @@ def test_a_wake_is_counted_by_cause_and_depth_and_its_time_by_cause() -> None:
     found = {s.labels.get("le", s.name): s.value for s in samples if s.labels["cause"] == "ingress"}
     assert (found["0.001"], found["0.0025"], found[str(WAKE_SECONDS[-1])], found["+Inf"]) == (1, 2, 2, 3)
     assert found["hive_wake_duration_seconds_sum"] == pytest.approx(90.0021)
+
+
+def test_loads_evictions_and_waits_of_the_pool_are_counted_by_a_few_words() -> None:
+    counts = PoolCounts()
+    counts.loaded("qwen3-8b", "it fits", 3.0)
+    counts.loaded("qwen3-8b", "it fits", 700.0)
+    counts.evicted("room for embed-gte-0a1b2c3d")
+    counts.evicted("room for something else")
+    counts.waited(Band.HIGH, 12.0)
+    counts.thrash()
+    counts.cut()
+    text = exposition(counts.metrics())
+    assert values(text, "hive_pool_loads") == {("qwen3-8b", "fits"): 2}
+    assert values(text, "hive_pool_evictions") == {("room",): 2}
+    assert values(text, "hive_pool_thrash") == values(text, "hive_pool_turn_cut") == {(): 1}
+    loads = {s.labels.get("le", s.name): s.value for s in scrape(text)["hive_pool_load_seconds"].samples}
+    assert (loads["2.5"], loads["5.0"], loads["600.0"], loads["+Inf"]) == (0, 1, 1, 2)
+    waits = {s.labels["band"]: s.value for s in scrape(text)["hive_pool_wait_seconds"].samples if "_sum" in s.name}
+    assert waits == {"high": 12.0, "normal": 0.0, "low": 0.0}
+
+
+def test_every_reason_of_the_decider_has_a_label_that_is_told_in_the_document() -> None:
+    """A sentence of the decider that is said another way would else become `other` and nobody would see."""
+    source = (Path(decider.__file__)).read_text()
+    for begin in LABELS:
+        assert re.search(rf'f?"{begin}', source), begin
+    for label in {*LABELS.values(), label_of("")}:
+        assert f"`{label}`" in DOCUMENT.read_text()
+
+
+def test_the_states_of_the_pool_s_models_are_all_told() -> None:
+    assert set(STATES) == {str(state) for state in SlotState}
+
+
+def test_the_pool_s_memory_is_told_by_account_and_kind_and_nothing_that_nobody_measured() -> None:
+    account: PoolAccount = {
+        "id": "GPU-1",
+        "name": "H200",
+        "total_bytes": 100,
+        "reserve_bytes": 1,
+        "charged_bytes": 30,
+        "measured_bytes": None,
+        "used_bytes": None,
+        "foreign_bytes": 5,
+        "free_bytes": -2,
+    }
+    slot: Any = {"state": "ready", "backend": "llama", "grants": [{"account": "GPU-1", "charged_bytes": 15}]}
+    text = exposition(pool_values({"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot]}))
+    assert values(text, "hive_pool_charged_bytes") == {("GPU-1", "llama"): 30}
+    assert values(text, "hive_pool_measured_bytes") == {}
+    assert values(text, "hive_pool_free_bytes") == {("GPU-1",): -2}
+    assert values(text, "hive_pool_slots") == {(state,): 2.0 if state == "ready" else 0.0 for state in STATES}
 
 
 def test_what_a_gpu_does_not_tell_is_left_out_and_no_zero() -> None:

@@ -26,6 +26,7 @@ from tests.proxy.harness import (
     read_request,
     until,
 )
+from tests.proxy.test_prewarms import outcome, sending
 from tests.proxy.test_slots import FIRST, Pool, ask, content, hold, pooled
 
 
@@ -245,6 +246,19 @@ async def test_a_request_that_finds_nobody_waits_for_the_reload_and_is_told(tmp_
             pool.tell(pool.row("a", generation=2))
             assert (await client.answer())[0] == 200
         assert len(pool.servers["a"].requests) == 1
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_prompt_that_finds_nobody_does_not_wait(tmp_path: Path) -> None:
+    """It ended as the gate closed, and stood in the line all the same."""
+    async with pooled(tmp_path, "a") as pool:
+        row, sock = nobody(pool)
+        with sock:
+            pool.tell(row)
+            assert (await outcome(sending(pool.proxy), model="a")).code == "not_supported"
+        assert pool.proxy.path.slots.pooled["a-1"].gate.is_lost
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
         assert nothing_is_held(pool.proxy)
 
 

@@ -63,7 +63,7 @@ async def test_what_has_no_reason_to_have_changed_is_not_asked_for(box: Box, mon
     ann = (await box.create("ann"))["id"]
     await box.create("bob")
     look = Look(box)
-    assert (await look.at())[1] == {"inference", "memory", "gpus", "stats", "events"}
+    assert (await look.at())[1] == {"inference", "memory", "gpus", "pool", "stats", "events"}
     await look.until_quiet()
 
     async def seen_within_s(kind: set[str]) -> Answers:
@@ -92,18 +92,23 @@ async def test_what_has_no_reason_to_have_changed_is_not_asked_for(box: Box, mon
     assert answers.inference["label"] == "vLLM"
     await look.until_quiet()
     monkeypatch.setattr(watch_module, "SELDOM_S", 0.0)
-    assert (await look.at())[1] == {"inference", "memory", "gpus", "stats", "events"}
+    assert (await look.at())[1] == {"inference", "memory", "gpus", "pool", "stats", "events"}
 
 
-async def test_gpus_are_asked_at_each_look_where_there_are_some(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "answer"), [(watch_module.GPUS, {"gpus": [{}]}), (watch_module.POOL, {"enabled": True})]
+)
+async def test_what_moves_by_itself_is_asked_at_each_look_where_there_is_some(
+    box: Box, monkeypatch: pytest.MonkeyPatch, path: str, answer: dict[str, Any]
+) -> None:
     look = Look(box)
     await look.at()
-    look.watch._kept[watch_module.GPUS] = ({"gpus": [{}]}, look.watch._kept[watch_module.GPUS][1])
+    look.watch._kept[path] = (answer, look.watch._kept[path][1])
     asked: list[str] = []
-    monkeypatch.setattr(look.watch, "_gpus", lambda: asked.append("gpus") or {"gpus": [{}]})
+    monkeypatch.setattr(look.watch, "_newer", lambda path: asked.append(path) or answer)
     for _ in range(3):
         await look.at()
-    assert asked == ["gpus"] * 3
+    assert asked == [path] * 3
 
 
 async def test_who_asks_for_little_sees_what_who_asks_for_all_sees(box: Box) -> None:
