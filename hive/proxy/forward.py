@@ -565,6 +565,7 @@ class Exchange:
     def _go_back(self, prepared: Prepared) -> None:
         """Goes back to where it was in the line; nothing has been sent."""
         self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
+        self.generation = 0
         self._had_turn = True
         self._leave_line(prepared, time.monotonic(), 0.0)
         self._7_take_turn(prepared)
