@@ -52,7 +52,7 @@ VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotStop, AskSlots, 
 ENDING: frozenset[type[LinkMessage]] = frozenset({SlotStop, AskSlots})
 """Those that `hive up` asks when it ends."""
 ENDS_S = 3.0
-"""What an earlier helper left and has ended is cleared away within this time, or later."""
+"""Longest wait, before anybody is served, for the end of what an earlier helper started to be known."""
 ADOPT_AGAIN_S = 2.0
 """Between looks for what an earlier helper started, where systemd does not answer."""
 
