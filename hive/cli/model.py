@@ -184,12 +184,12 @@ def _names(job: Answer) -> set[str]:
 def _in_pool(call: CommandCall) -> list[Answer]:
     """Model and state of each slot of the pool."""
     slots = call.client.get("/api/pool")["slots"]
-    return [{name: slot[name] for name in ("model", "state", "pinned", "need_bytes")} for slot in slots]
+    return [{name: slot[name] for name in ("model", "state", "pinned")} for slot in slots]
 
 
 def _show_list(call: CommandCall, schema: str, answer: Answer) -> None:
     call.show(schema, answer, lambda: _listed(answer))
-    if answer["stale"]:
+    if answer["stale"] and (answer["backend"] is not None or not answer["pool"]):
         call.say(f"stale: {answer['stale']}")
     if answer["seen_at"] is not None:
         call.say(f"from {answer['label']}, {ago(answer['seen_at'], time.time())}")
@@ -236,7 +236,6 @@ def _only_in_pool(slot: Answer, heads: list[str]) -> list[str]:
     """The row of a model that the inference server in use does not offer."""
     told = {
         "MODEL": slot["model"],
-        "SIZE": size(slot["need_bytes"] or None),
         "LOADED": "yes" if slot["state"] in ("ready", "draining") else "no",
         "POOL": _pooled(slot),
     }

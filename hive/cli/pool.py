@@ -20,6 +20,7 @@ from hive.terminal_text import shares
 BANDS = ("high", "normal", "low")
 LOOK_S = 2.0
 """Between two looks of --watch."""
+HOST = "cpu"
 BAR = 24
 SIGNS = "█▓▒░"
 """Memory that models hold, that is booked for them besides, that others hold, and that is free."""
@@ -128,9 +129,18 @@ def _accounts(accounts: list[Answer]) -> str:
         for account in accounts
     ]
     told = fitted(ACCOUNT_HEADERS, rows, drop=("OTHERS", "BOOKED", "MODELS", "USE"))
-    unknown = [name_of(account) for account in accounts if account["used_bytes"] is None]
+    unknown = [name_of(account) for account in accounts if not is_measured(account)]
     silent = f"\nunmeasured, so that the books alone decide: {one_line(', '.join(unknown))}" if unknown else ""
     return f"{told}\n{LEGEND}{silent}"
+
+
+def is_measured(account: Answer) -> bool:
+    """Whether more than the books is known of it. Of the host's memory the models' own part is enough.
+
+    >>> is_measured({"id": "cpu", "used_bytes": None, "measured_bytes": 7}), is_measured({"id": "G", "used_bytes": None})
+    (True, False)
+    """
+    return account["used_bytes"] is not None or (account["id"] == HOST and account["measured_bytes"] is not None)
 
 
 def name_of(account: Answer) -> str:
@@ -138,7 +148,7 @@ def name_of(account: Answer) -> str:
     >>> name_of({"id": "GPU-5a1c2b3d-0000", "name": "NVIDIA H200"}), name_of({"id": "cpu", "name": "host memory"})
     ('H200 GPU-5a1c2b3d', 'host memory')
     """
-    if account["id"] == "cpu":
+    if account["id"] == HOST:
         return str(account["name"])
     return f"{account['name'].removeprefix('NVIDIA ')} {account['id'][:12]}".strip()
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hive.backends.entries import entries_of
+from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
 from hive.link.message import LinkMessage
@@ -51,7 +52,7 @@ VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotStop, AskSlots, 
 ENDING: frozenset[type[LinkMessage]] = frozenset({SlotStop, AskSlots})
 """Those that `hive up` asks when it ends."""
 ENDS_S = 3.0
-"""What an earlier helper left and has ended is cleared away within this time, or later."""
+"""Longest wait, before anybody is served, for the end of what an earlier helper started to be known."""
 ADOPT_AGAIN_S = 2.0
 """Between looks for what an earlier helper started, where systemd does not answer."""
 
@@ -303,6 +304,13 @@ def id_in(message: LinkMessage) -> str:
     return str(getattr(message, "id", "-"))
 
 
-def described(config: Path | None) -> Container[str]:
-    """The ids of the models in this file of settings, as they are now. Raises ConfigError."""
-    return entries_of(load(config, env=os.environ).settings)
+def described(paths: Paths, config: Path | None) -> Container[str]:
+    """The ids of the models in this file of settings, and with `[pool] found` of those in models_dir, as they are now.
+
+    Raises ConfigError.
+    """
+    settings = load(config, env=os.environ).settings
+    if not settings.pool.found:
+        return entries_of(settings)
+    place = place_of(settings.inference.models_dir, is_installed=paths.apart, state=paths.state)
+    return entries_of(settings, ModelsDir(place).paths())

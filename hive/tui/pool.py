@@ -81,7 +81,8 @@ def _account(account: PoolAccountLine, gpu: GpuRow | None, drawing: Drawing) -> 
     cells = shares([held, max(0, account.charged_bytes - held), account.foreign_bytes], account.total_bytes, bar)
     signs = BLOCKS if drawing.unicode else ASCII
     drawn = zip((*cells, bar - sum(cells)), signs, ROLES, strict=True)
-    used = "n/a" if account.used_bytes is None else size(account.used_bytes)
+    known = account.measured_bytes if account.id == HOST and account.used_bytes is None else account.used_bytes
+    used = "n/a" if known is None else size(known)
     free = size(account.free_bytes) if account.free_bytes >= 0 else f"-{size(-account.free_bytes)}"
     parts = [LinePart(f"{label:<6} "), *(LinePart(sign * count, role) for count, sign, role in drawn if count)]
     parts.append(
