@@ -393,8 +393,8 @@ plan_box() {
 # --- taking it away
 
 stop_services() {
-    systemctl stop hive.target 'hive-agent@*' 'hive-*' 2>/dev/null || true
-    systemctl stop hive-agents.slice hive.slice 2>/dev/null || true
+    systemctl stop hive.target 'hive-model@*' 'hive-agent@*' 'hive-*' 2>/dev/null || true
+    systemctl stop hive-agents.slice hive-model.slice hive.slice 2>/dev/null || true
 }
 
 # What the installer noted of one kind in $1: files, users, groups.

@@ -232,14 +232,6 @@ class Daemon:
         )
         self._jobs = Jobs(self._database, self._audit_log)
         models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
-        self._models = Models(
-            effects=self.effects,
-            active=self._active,
-            jobs=self._jobs,
-            audit_log=self._audit_log,
-            roster=self.roster,
-            directory=models_dir,
-        )
         gpus = GpuMemoryReader()
         self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
         self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
@@ -254,6 +246,15 @@ class Daemon:
             audit_log=self._audit_log,
             socket_of=lambda slot: str(paths.slot_socket(slot)),
             pins=recorded.pins,
+        )
+        self._models = Models(
+            effects=self.effects,
+            active=self._active,
+            jobs=self._jobs,
+            audit_log=self._audit_log,
+            roster=self.roster,
+            directory=models_dir,
+            pooled=self._pool.offered,
         )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
@@ -303,6 +304,7 @@ class Daemon:
             effects=self.effects,
             agent_views=agent_views,
             switcher=self._switcher,
+            pool=self._pool,
             api=self._api_at,
         )
         orders = PoolOrders(

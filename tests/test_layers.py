@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES,
     "files": LEAVES | {"host", "store"},
     "sandbox": LEAVES | {"host", "link"},
-    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries"},  # the ids it may start
+    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries", "backends.models_dir"},  # its ids
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(

@@ -112,6 +112,7 @@ def _status(answer: Answer) -> str:
         ("Helper", _helper(answer)),
         ("Redis", _redis(answer["redis"])),
         ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
+        *([("Pool", _pool(pool))] if (pool := answer.get("pool")) else []),
         ("Agents", _counted(answer["agents"])),
         ("Isolation", answer["isolation"]),
         ("Limits", answer["limits"]),
@@ -119,6 +120,16 @@ def _status(answer: Answer) -> str:
         ("State", answer["state_dir"]),
     ]
     return "\n".join([fields(pairs), *_todo(answer["next"])])
+
+
+def _pool(pool: Answer) -> str:
+    """The models of the pool, counted.
+
+    >>> _pool({"models": 3, "loaded": 1, "failed": ["qwen3-8b"]})
+    '3 models, 1 loaded, failed: qwen3-8b'
+    """
+    failed = f", failed: {', '.join(pool['failed'])}" if pool["failed"] else ""
+    return f"{pool['models']} models, {pool['loaded']} loaded{failed}"
 
 
 def _counted(agents: dict[str, int]) -> str:

@@ -15,12 +15,14 @@ from hive.control.agent_views import AgentViews
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.listening import ListenPlace
+from hive.control.pooling import Pool
 from hive.control.proxy_link import ProxyGates
 from hive.control.switching import Switcher
 from hive.control.usage import UsageConsumer
 from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.host.files import free_bytes
 from hive.paths import default_state_dir
+from hive.pool.state import SlotState
 from hive.settings.table import Paths, Settings
 from hive.shapes import system
 from hive.store.anew import Loss
@@ -47,6 +49,7 @@ class HealthReport:
         effects: DaemonEffects,
         agent_views: AgentViews,
         switcher: Switcher,
+        pool: Pool,
         api: ListenPlace,
     ) -> None:
         self._epoch = epoch
@@ -62,6 +65,7 @@ class HealthReport:
         self._effects = effects
         self._agent_views = agent_views
         self._switcher = switcher
+        self._pool = pool
         self._api = api
         self._version = version()  # read here, and not where somebody waits for it
         is_default = paths.state == default_state_dir(os.geteuid(), os.environ)
@@ -97,6 +101,15 @@ class HealthReport:
             "redis": {"up": self._live.up, "at": str(self._live.at), "why": self._live.why_down},
             "usage": {"degraded": self._consumer.degraded, "lost": self._consumer.lost},
             "backend": None if backend is None else msgspec.to_builtins(backend),
+            "pool": self._pool_health() if self._pool.has_slots else None,
+        }
+
+    def _pool_health(self) -> system.PoolHealth:
+        slots = self._pool.slots.values()
+        return {
+            "models": len(slots),
+            "loaded": sum(slot.state is SlotState.READY for slot in slots),
+            "failed": sorted(slot.model for slot in slots if slot.state is SlotState.FAILED),
         }
 
     def conditions(self) -> list[FoundCondition]:
@@ -116,7 +129,7 @@ class HealthReport:
                 usage_waits=self._consumer.degraded,
                 is_disk_full=self._consumer.is_disk_full,
                 switching_to=self._switcher.towards,
-                not_started=self._switcher.not_started,
+                not_started=None if self._pool.has_slots else self._switcher.not_started,
                 backend=self._effects.backend,
             )
         )

@@ -89,14 +89,16 @@ class Models:
         audit_log: AuditLog,
         roster: Roster,
         directory: ModelsDir,
+        pooled: Callable[[], dict[str, tuple[ModelInfo, bool]]],
     ) -> None:
-        """`directory`: for pulled files."""
+        """`directory`: for pulled files. `pooled`: the models of the pool by name, and whether each is loaded."""
         self._effects = effects
         self._active = active
         self._jobs = jobs
         self._audit_log = audit_log
         self._roster = roster
         self._directory = directory
+        self._pooled = pooled
         self._going: dict[str, _Going] = {}
         self._is_leaving = False
 
@@ -113,7 +115,9 @@ class Models:
     def catalog(self) -> Catalog:
         effects = self._effects
         where = whereabouts(None if effects.backend is None else effects.backend.kind, effects.models)
-        return Catalog(effects.models, preferences_of(effects.settings.inference), where)
+        offered = {model.name for model in effects.models}
+        pooled = [model for name, (model, _) in self._pooled().items() if name not in offered]
+        return Catalog([*effects.models, *pooled], preferences_of(effects.settings.inference), where)
 
     async def listed(self) -> ModelList:
         """The list by the server's last answer; it is asked now for the models in memory."""
@@ -129,7 +133,7 @@ class Models:
             "aliases": catalog.targets(),
             "directory": str(self._directory.root),
             "files": files,
-            "models": [_listed(catalog, model, in_memory) for model in catalog.models],
+            "models": [_listed(catalog, model, self._is_loaded(model, in_memory)) for model in catalog.models],
         }
 
     async def view(self, asked: str) -> ModelView:
@@ -138,7 +142,7 @@ class Models:
         model = catalog.find(asked)
         in_memory, file = await asyncio.gather(self._active.loaded(), self._file_of(model.name))
         return {
-            **_listed(catalog, model, in_memory),
+            **_listed(catalog, model, self._is_loaded(model, in_memory)),
             "backend": kind_of(effects.backend),
             "up": self._active.up,
             "seen_at": self._active.models_seen_at,
@@ -149,6 +153,13 @@ class Models:
             "agents": self._users(catalog, model.name),
             "file": "" if file is None else str(file),
         }
+
+    def _is_loaded(self, model: ModelInfo, in_memory: frozenset[str] | None) -> bool | None:
+        """Whether a model is in memory: of the pool's, or of the server in use; None where that does not tell."""
+        pooled = self._pooled().get(model.name)
+        if pooled is not None and model not in self._effects.models:
+            return pooled[1]
+        return None if in_memory is None else model.name in in_memory
 
     async def refresh(self) -> ModelList:
         """Asks now. Raises DependencyDown where it does not answer, WrongState in the middle of a switch."""
@@ -167,7 +178,7 @@ class Models:
     def _stale(self) -> str:
         effects, active = self._effects, self._active
         if effects.backend is None:
-            return "no inference server is in use"
+            return "" if self._pooled() else "no inference server is in use"
         if active.models_seen_at is None:
             return f"{effects.backend.label} has not answered yet"
         return "" if active.up else f"{effects.backend.label} does not answer: this is what it offered last"
@@ -464,7 +475,7 @@ class Models:
             going.cancel()
 
 
-def _listed(catalog: Catalog, model: ModelInfo, in_memory: frozenset[str] | None) -> ListedModel:
+def _listed(catalog: Catalog, model: ModelInfo, is_loaded: bool | None) -> ListedModel:
     return {
         "name": model.name,
         "size_bytes": model.size_bytes,
@@ -474,7 +485,7 @@ def _listed(catalog: Catalog, model: ModelInfo, in_memory: frozenset[str] | None
         "owned_by": model.owned_by,
         "created": model.created,
         "leaves": catalog.where.why_far(model.name),
-        "loaded": None if in_memory is None else model.name in in_memory,
+        "loaded": is_loaded,
         "aliases": catalog.aliases(model.name),
         "tiers": catalog.tiers(model.name),
     }

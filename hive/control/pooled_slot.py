@@ -222,7 +222,7 @@ class PooledSlot:
         if told is None or (told.ready_in_s is None) != (row.ready_in_s is None):
             return True
         if row.ready_in_s is not None and told.ready_in_s is not None:
-            if abs(told.ready_in_s - (now - self.told_at) - row.ready_in_s) >= GATE_WORD_S:
+            if abs(max(0.0, told.ready_in_s - (now - self.told_at)) - row.ready_in_s) >= GATE_WORD_S:
                 return True
             row = replaced(row, told.ready_in_s)
         return row != told

@@ -124,6 +124,10 @@ class Pool:
     def has_slots(self) -> bool:
         return bool(self.slots)
 
+    def offered(self) -> dict[str, tuple[ModelInfo, bool]]:
+        """Every model by name, and whether it is loaded."""
+        return {slot.model: (slot.models[0], slot.state is SlotState.READY) for slot in self.slots.values()}
+
     def find(self, model: str) -> PooledSlot:
         """The slot of this model. Raises NotFound with the names there are."""
         for slot in self.slots.values():

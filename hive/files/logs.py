@@ -31,7 +31,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "hive-inference-vllm.service",
         "hive-inference-llama.service",
         "hive-inference-demo.service",
-        "hive-model@*.service",
+        "hive-model@.service",
     ),
     "first-boot": ("hive-first-boot.service",),
 }
@@ -78,7 +78,11 @@ def command(components: Sequence[str], *, lines: int, follow: bool) -> list[str]
     units += [] if components else OTHERS
     words = ["journalctl", "--quiet", "--no-pager", "--output=json", "--all", f"--lines={lines}"]
     # `--follow` alone shows this boot only (journalctl(1) 252).
-    return [*words, *(f"--unit={unit}" for unit in units), *(["--follow", "--merge"] if follow else [])]
+    return [
+        *words,
+        *(f"--unit={unit.replace('@.', '@*.')}" for unit in units),
+        *(["--follow", "--merge"] if follow else []),
+    ]
 
 
 def refuse_unreadable(directories: Sequence[str]) -> None:
@@ -148,7 +152,7 @@ def _component_of(unit: str) -> str:
     >>> _component_of("hive-model@qwen3-8b-f9b30c0d.service")
     'backend'
     """
-    known = re.sub(r"@.+\.service$", "@*.service", unit)
+    known = re.sub(r"@.+\.service$", "@.service", unit)
     named = next((name for name, units in COMPONENTS.items() if known in units), None)
     return named or unit.removeprefix("hive-").removesuffix(".service")
 

@@ -25,8 +25,11 @@ API = Paths(Path(layout.STATE), Path(layout.RUNTIMES[0]), apart=True).api_socket
 OWN = ("hive-redis.service", "hive-sandbox.service", "hive-daemon.service", "hive-proxy.service")
 """Units that are started anew with a version. Not the inference servers: a model that is loaded stays."""
 AGENT_UNITS = "hive-agent@*"
-SLICES = ("hive-agents.slice", "hive.slice")
-"""The second is there because of the first (systemd.slice(5): a dash is a level)."""
+MODEL_UNITS = "hive-model@*"
+SLICES = ("hive-agents.slice", "hive-model.slice", "hive.slice")
+"""The last is there because of the others (systemd.slice(5): a dash is a level)."""
+TEMPLATE = "@.service"
+"""The end of the name of a unit that only has instances: it is never loaded itself."""
 START_S = 180.0
 ANSWER_S = 30.0
 LOG_LINES = 8
@@ -102,7 +105,7 @@ class StartStep(QuietStep):
 
     def _units(self) -> list[str]:
         names = [os.path.basename(unit.path) for unit in share.units(self._box.share)]
-        return [name for name in names if name.startswith("hive")]
+        return [name for name in names if name.startswith("hive") and not name.endswith(TEMPLATE)]
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         if not self._box.layout.live or not systemd.is_booted():
@@ -118,11 +121,12 @@ class StartStep(QuietStep):
         # The links that `systemctl enable` made since go as well.
         units = [os.path.basename(path) for path in self._box.manifest.files if os.path.dirname(path) == layout.UNITS]
         # Removed already where an earlier run was cut off: systemd forgets a unit without a file once it has stopped.
-        loaded = [name for name in dict.fromkeys(units) if _is_loaded(name)]
+        loaded = [name for name in dict.fromkeys(units) if not name.endswith(TEMPLATE) and _is_loaded(name)]
         if loaded:
             program.run(["systemctl", "disable", "--quiet", *loaded])
             call(["systemctl", "stop", *loaded], limit_s=START_S)
-        program.run(["systemctl", "stop", AGENT_UNITS], limit_s=START_S)
+        for instances in (MODEL_UNITS, AGENT_UNITS):
+            program.run(["systemctl", "stop", instances], limit_s=START_S)
         program.run(["systemctl", "stop", *SLICES], limit_s=START_S)
         program.run(["systemctl", "reset-failed", "hive*"])
         for line in sweep(Path(layout.STATE), self._box.at(layout.CONF_FILE)):

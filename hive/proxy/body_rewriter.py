@@ -59,6 +59,11 @@ _REASONS: dict[str, str] = {
 field that an operator permits in hive.conf none of this is told."""
 
 
+FOR_HIVE = "x_"
+"""The start of fields by which clients of other gateways say who they are and how urgent it is (`x_client_id`). Hive
+knows that by the connection, and operators say it in headers; so they are dropped, whatever `unknown_fields` says."""
+
+
 class Draft:
     """The fields of one object, by folded name. A change is made in a copy, so `fields` may be looked at any time.
 
@@ -146,7 +151,7 @@ class Draft:
                     check_media(fields[name], name)
             elif (rule := rules.policed.get(name)) is not None:
                 self._judge(name, fields[name], rule)
-            elif rules.unknown is Verb.DROP:
+            elif rules.unknown is Verb.DROP or (name.startswith(FOR_HIVE) and not self._prefix):
                 self._drop(name)
             elif rules.unknown is Verb.REFUSE:
                 self._refuse(name)

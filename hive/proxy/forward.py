@@ -58,9 +58,11 @@ from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
-from hive.wire.upstream import UpstreamConnection, nobody_listens
+from hive.wire.upstream import UpstreamConnection, is_untaken
 
 MIB = 1024 * 1024
+KEPT_BODY_MAX = MIB
+"""Bytes of a body that is kept until its answer begins; a longer one is sent once."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -563,6 +565,7 @@ class Exchange:
     def _go_back(self, prepared: Prepared) -> None:
         """Goes back to where it was in the line; nothing has been sent."""
         self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
+        self.generation = 0
         self._had_turn = True
         self._leave_line(prepared, time.monotonic(), 0.0)
         self._7_take_turn(prepared)
@@ -640,19 +643,30 @@ class Exchange:
         self._pending = None
         prepared, slot = self.prepared, self._slot
         if prepared is not None and slot.name:
-            if nobody_listens(error) and not slot.gate.is_closed and self._for == slot.version:
-                self._path.on_lost(slot)
-            if not self.is_sent and (slot.gate.is_closed or self._for != slot.version):
-                self._go_back(prepared)  # another server of the slot is to come: it waits for that
+            if is_untaken(error):
+                self._lose(slot)
+            if self._can_go_back(prepared, slot):
+                self._go_back(prepared)
                 return
         self._cost = NOTHING
         self.refuse(error)
+
+    def _lose(self, slot: Slot) -> None:
+        """The server that it was for is gone; unless that is known already, or another one is there."""
+        if not slot.gate.is_closed and self._for == slot.version:
+            self._path.on_lost(slot)
+
+    def _can_go_back(self, prepared: Prepared, slot: Slot) -> bool:
+        """Whether it may wait for the next server of its slot: one is to come, and none has taken it yet."""
+        is_whole = self.asked is None or bool(prepared.request.body)
+        return is_whole and not (self.is_sent or self.left) and (slot.gate.is_closed or self._for != slot.version)
 
     def _send(self, prepared: Prepared, connection: UpstreamConnection, *, reused: bool) -> None:
         self._upstream = connection
         self.is_sent = True
         self._open_answer(prepared)
-        prepared.request.body = []
+        if not self.generation or self._held.size > KEPT_BODY_MAX:
+            prepared.request.body = []  # a slot of the pool may have lost its server: then it is read for the next one
         line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
@@ -669,13 +683,21 @@ class Exchange:
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
+        slot, prepared = self._slot, self.prepared
         if self.generation and isinstance(error, BackendDown):
-            self._slot.suspects.lost(self.agent, self.generation, time.monotonic())
+            self.is_sent = not is_untaken(error)
+            if self.is_sent:
+                slot.suspects.lost(self.agent, self.generation, time.monotonic())
         begun = self._answer is not None and self._answer.begun
-        pool = self._slot.pool
-        if retry and not begun and pool is not None and self._for == self._slot.version:
-            self._pending = pool.connect(self)
-        elif begun:
+        if retry and not begun and slot.pool is not None and self._for == slot.version:
+            self._pending = slot.pool.connect(self)
+            return
+        if prepared is not None and not (self.is_sent or begun or self._had_turn):
+            self._lose(slot)
+            if self._can_go_back(prepared, slot):
+                self._go_back(prepared)
+                return
+        if begun:
             self.refuse(StreamIncomplete(error.message))
         else:
             self.refuse(error)
@@ -702,6 +724,8 @@ class Exchange:
     def on_answer(self, head: Response) -> None:
         self._close_if_draining()
         self._path.answered(head.status)
+        if self.generation and self._request is not None:
+            self._request.body = []
         try:
             if self._answer is not None:
                 self._answer.take_head(head, self._own_fields())

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hive.backends.entries import entries_of
+from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
 from hive.link.message import LinkMessage
@@ -50,6 +51,10 @@ log = logging.getLogger("hive.sandbox")
 VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotStop, AskSlots, AskSlotLog})
 ENDING: frozenset[type[LinkMessage]] = frozenset({SlotStop, AskSlots})
 """Those that `hive up` asks when it ends."""
+ENDS_S = 3.0
+"""Longest wait, before anybody is served, for the end of what an earlier helper started to be known."""
+ADOPT_AGAIN_S = 2.0
+"""Between looks for what an earlier helper started, where systemd does not answer."""
 
 Known = Callable[[], Container[str]]
 """The ids that root's configuration describes now. Blocks on a file; raises ConfigError."""
@@ -111,20 +116,46 @@ class ModelSlots:
         self._tell: TellMoved = _nobody_to_tell
         self._held: dict[str, HeldSlot] = {}
         self._starts: dict[str, asyncio.Lock] = {}
+        self._adopting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<ModelSlots {sorted(self._held)} by {self._starter!r}>"
 
     async def open(self, tell: TellMoved) -> None:
-        """Takes over what an earlier helper started. Raises HiveError."""
+        """Takes over what an earlier helper started; where that cannot be found now it is looked for again."""
         self._tell = tell
-        for slot, running in (await self._starter.find(self._granted())).items():
-            held = HeldSlot(slot, running)
-            log.info("slot_adopted id=%s state=%s pid=%d", slot, held.state, running.pid)
-            self._hold(held)
+        if not await self._adopt():
+            self._adopting = spawn(self._adopt_later(), name="adopt models")
+
+    async def _adopt(self) -> bool:
+        granted = self._granted()
+        try:
+            found = await self._starter.find(granted)
+        except (HiveError, OSError) as error:
+            log.error("slots_not_looked_for error=%s", error)
+            return False
+        for slot in granted - found.keys() - self._held.keys():
+            self._remove_grant(slot)
+        for slot, running in found.items():
+            if slot not in self._held:  # else it was started since
+                held = HeldSlot(slot, running)
+                log.info("slot_adopted id=%s state=%s pid=%d", slot, held.state, running.pid)
+                self._hold(held)
+        ends = [held.life for held in self._held.values() if held.state is ProcessState.STOPPING and held.life]
+        if ends:  # told as what they are to the first who asks
+            await asyncio.wait(ends, timeout=ENDS_S)
+        return True
+
+    async def _adopt_later(self) -> None:
+        while True:
+            await asyncio.sleep(ADOPT_AGAIN_S)
+            if await self._adopt():
+                return
 
     def close(self) -> None:
         """The helper leaves; servers go on."""
+        if self._adopting is not None:
+            self._adopting.cancel()
         for held in self._held.values():
             if held.life is not None:
                 held.life.cancel()
@@ -273,6 +304,13 @@ def id_in(message: LinkMessage) -> str:
     return str(getattr(message, "id", "-"))
 
 
-def described(config: Path | None) -> Container[str]:
-    """The ids of the models in this file of settings, as they are now. Raises ConfigError."""
-    return entries_of(load(config, env=os.environ).settings)
+def described(paths: Paths, config: Path | None) -> Container[str]:
+    """The ids of the models in this file of settings, and with `[pool] found` of those in models_dir, as they are now.
+
+    Raises ConfigError.
+    """
+    settings = load(config, env=os.environ).settings
+    if not settings.pool.found:
+        return entries_of(settings)
+    place = place_of(settings.inference.models_dir, is_installed=paths.apart, state=paths.state)
+    return entries_of(settings, ModelsDir(place).paths())

@@ -15,6 +15,8 @@ NUMBER_MAX = 2**31 - 1
 GRACE_MAX_S = 300.0
 LAST_LINES = 20
 """Lines of a server's output that are told with its end."""
+WHY_LINES = 2
+"""Of those, in the reason where the supervisor told none: an error and its hint."""
 LINE_MAX = 500
 
 
@@ -42,7 +44,7 @@ class RunningSlot(Protocol):
     pid: int
     """Of its supervisor."""
     state: ProcessState
-    """At its start, or when it was found."""
+    """At its start, or when it was found: `stopping` also for one whose end is not known yet."""
     grant: SlotGrant | None
 
     def age_s(self) -> float: ...

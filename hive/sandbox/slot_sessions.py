@@ -39,7 +39,7 @@ from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.notify_socket import NotifySocket
 from hive.sandbox.signals import SignalGroup
 from hive.sandbox.slot_records import SlotRecord, SlotRecords
-from hive.sandbox.slot_run import LAST_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task
 
@@ -103,6 +103,8 @@ class ModelSession:
         self._ended = asyncio.Event()
         self._pidfd = -1
         fd = None if record.main is None else record.main.open()
+        if record.main is None or not record.main.is_alive():  # also one that nobody has waited for
+            self.state = ProcessState.STOPPING
         if fd is None:
             self._ended.set()
         else:
@@ -182,7 +184,7 @@ class ModelSession:
         if self._was_stopped:
             return "it was stopped"
         how = "nobody saw how it ended" if code is None else f"exit code {code}"
-        return f"{how}: {last[-1]}" if last else how
+        return f"{how}: {' | '.join(last[-WHY_LINES:])}" if last else how
 
     def reaped(self, pid: int, code: int) -> None:
         if pid == self.pid and not self._reported.done():
@@ -387,7 +389,7 @@ class SlotSessions:
             await group.let_go()
             group.make()
 
-    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
+    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:  # noqa: ARG002 - units are found by them
         snapshot = ProcessTable()
         for slot, record in self._records.load().items():
             if record.main is None and (marked := snapshot.with_environment(record.mark)):
@@ -396,8 +398,6 @@ class SlotSessions:
                 self._running[slot] = self._adopted(slot, record)
             except OSError as error:
                 log.error("slot_not_adopted id=%s error=%s", slot, error)
-        for slot in granted - self._running.keys():
-            log.warning("slot_grant_without_server id=%s", slot)
         return dict(self._running)
 
     def _adopted(self, slot: str, record: SlotRecord) -> ModelSession:

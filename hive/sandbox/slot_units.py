@@ -21,7 +21,7 @@ from hive.host.memory_group import held_by_group, held_by_processes
 from hive.host.process import Identity, ProcessTable, identify
 from hive.link.slots import ProcessState, SlotGrant
 from hive.sandbox.inference_units import BEGAN, CLOCKS_S
-from hive.sandbox.slot_run import LAST_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.settings.table import Paths
 from hive.tasks import spawn
 
@@ -73,7 +73,7 @@ class ModelUnit:
         self.unit = unit
         self.run = shown.get("InvocationID", "")
         self.pid = int(shown.get("MainPID") or 0)
-        self.state = _STATES.get(shown.get("ActiveState", ""), ProcessState.ENDED)
+        self.state = _STATES.get(shown.get("ActiveState", ""), ProcessState.STOPPING)
         self.grant = grant
         self._job = job
         self._main: Identity | None = identify(self.pid) if self.pid else None
@@ -114,22 +114,21 @@ class ModelUnit:
         return await self._end(shown)
 
     async def _end(self, shown: dict[str, str]) -> SlotEnd:
-        ended = systemd.ended_of(shown, int(shown.get("ExecMainPID") or 0)) if self._is_this(shown) else None
-        said, last = shown.get("StatusText", "") if self._is_this(shown) else "", list[str]()
+        last = list[str]()
         with contextlib.suppress(HiveError):  # without the journal its end is told without its last lines
             last = last_of(await read_log(self.unit, LAST_LINES, self._since))
-        result = ended.why if ended is not None else shown.get("Result", "")
-        was_oom = result == OOM
-        if was_oom:
+        if shown.get("InvocationID") != self.run:  # systemd forgets at once what ended well, and nothing else
+            return SlotEnd(0, "it was stopped", was_oom=False, last=last)
+        ended = systemd.ended_of(shown, int(shown.get("ExecMainPID") or 0))
+        result = shown.get("Result", "") if ended is None else ended.why
+        said = shown.get("StatusText", "")
+        if result == OOM:
             why = "the kernel killed it: out of memory"
         elif said and not said.startswith("serves"):
             why = said
         else:
-            why = f"{result or 'it ended'}: {' | '.join(last[-1:])}".rstrip(": ")
-        return SlotEnd(None if ended is None else ended.code, why, was_oom, last)
-
-    def _is_this(self, shown: dict[str, str]) -> bool:
-        return shown.get("InvocationID") in (self.run, "")
+            why = ": ".join(filter(None, [result or "it ended", " | ".join(last[-WHY_LINES:])]))
+        return SlotEnd(None if ended is None else ended.code, why, result == OOM, last)
 
     async def stop(self, grace_s: float) -> None:
         await systemd.end_unit(self.unit, grace_s=grace_s)

@@ -98,6 +98,14 @@ class Condition(TypedDict):
     facts: dict[str, Any]
 
 
+class PoolHealth(TypedDict):
+    """The pool in short; `hive pool` has more. `failed`: models whose loads have failed."""
+
+    models: int
+    loaded: int
+    failed: list[str]
+
+
 class Health(TypedDict):
     """The state of Hive. `status` is `ok` or `degraded`; `conditions` has each thing that is not as it should be, and
     `problems` their texts."""
@@ -121,6 +129,7 @@ class Health(TypedDict):
     redis: RedisHealth
     usage: UsageHealth
     backend: Backend | None
+    pool: Annotated[PoolHealth | None, Meta(description="null: no model is described.")]
 
 
 # jobs, audit, events --------------------------------------------------------------------------------------------------

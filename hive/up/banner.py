@@ -53,6 +53,8 @@ def banner(
         "deep sleep": why_not_deep.removeprefix("deep sleep: ") or "a sleeper's memory goes to swap after a while",
         "backend": _backend(backend),
     }
+    if pool := _table(health.get("pool")):
+        rows["pool"] = f"{pool.get('models')} models, loaded when they are asked for: `{command} pool{which}`"
     if redis:
         rows["redis"] = f"{redis} (REDIS_URL); none is started here"
     told = "\n".join(f"  {name:<10} {_wrapped(text, width)}" for name, text in rows.items())

@@ -100,6 +100,7 @@ def main(options: UpOptions) -> int:
             backend=backend,
             watch_fd=watch_fd,
             serves=serves,
+            has_pool=_has_pool(options, loaded),
             why_not_deep=why_not_deep,
             redis=redis,
         )
@@ -119,6 +120,12 @@ async def _run(options: UpOptions, loaded: Loaded, plan: UpPlan, lock_fd: int, s
         default_state=options.state_dir is None,
     )
     return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)
+
+
+def _has_pool(options: UpOptions, loaded: Loaded) -> bool:
+    """Whether models are described, and nobody has asked for the demo backend besides."""
+    settings = loaded.settings
+    return bool(settings.models) and settings.pool.enabled and options.backend is None and not options.demo
 
 
 def _flags(options: UpOptions) -> dict[str, object]:

@@ -63,13 +63,16 @@ class UpstreamWay(NamedTuple):
         return b"%b %b%b" % (method, self.prefix, rest)
 
 
-def nobody_listens(error: HiveError) -> bool:
-    """Whether this error of a connect says that there is no server at the address (any more), not a slow one.
+def is_untaken(error: HiveError) -> bool:
+    """Whether this error says that no server has taken the request: nobody listens, or it went before it had read it.
+    The kernel tells that by a reset; a server that has read all and dies ends its connections like any other.
 
-    >>> nobody_listens(BackendDown("no"))
+    >>> is_untaken(BackendDown("no"))
     False
     """
-    return isinstance(error.__cause__, ConnectionRefusedError | ConnectionResetError | FileNotFoundError)
+    return isinstance(
+        error.__cause__, ConnectionRefusedError | ConnectionResetError | BrokenPipeError | FileNotFoundError
+    )
 
 
 class Receiver(Protocol):
@@ -272,9 +275,9 @@ class UpstreamConnection(asyncio.Protocol):
         if head is not None and head.content_length is None and not head.chunked and exc is None:
             receiver.on_closed()
         elif not self._got:
-            receiver.on_failed(
-                BackendDown(f"{self._pool.peer} closed the connection without an answer"), retry=self._reused
-            )
+            error = BackendDown(f"{self._pool.peer} closed the connection without an answer")
+            error.__cause__ = exc
+            receiver.on_failed(error, retry=self._reused)
         else:
             receiver.on_failed(BackendDown(f"{self._pool.peer} broke off its answer"), retry=False)
 

@@ -145,6 +145,10 @@ def test_every_unit_that_can_be_asked_for_is_installed(component: str) -> None:
     assert set(COMPONENTS[component]) <= there
 
 
+def test_all_instances_of_a_template_are_asked_for() -> None:
+    assert "--unit=hive-model@*.service" in command(["backend"], lines=1, follow=False)
+
+
 def test_every_service_of_hive_belongs_to_somebody() -> None:
     units = {unit for units in COMPONENTS.values() for unit in units} | set(logs.OTHERS)
     assert {path.name for path in (ROOT / "systemd").glob("*.service")} <= units

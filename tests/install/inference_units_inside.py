@@ -139,10 +139,10 @@ def install() -> None:
     Path("/etc/hive").mkdir()
     run("systemd-sysusers")
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/hive.conf")
-    for path in ("/usr/local/bin/ollama", "/opt/vllm/bin/vllm", "/usr/local/bin/llama-server"):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(STAND_IN)
-        Path(path).chmod(0o755)
+    for stand_in in ("/usr/local/bin/ollama", "/opt/vllm/bin/vllm", "/usr/local/bin/llama-server"):
+        Path(stand_in).parent.mkdir(parents=True, exist_ok=True)
+        Path(stand_in).write_text(STAND_IN)
+        Path(stand_in).chmod(0o755)
     Path("/var/lib/hive/models/default").mkdir()
     Path("/var/lib/hive/models/default.gguf").touch()
     run("systemctl", "daemon-reload")

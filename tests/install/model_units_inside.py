@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import site
 import socket
 import sys
 from pathlib import Path
@@ -26,10 +27,11 @@ A, B, C = "model-a-00000001", "b-00000002", "c-00000003"
 PATHS = Paths(Path("/var/lib/hive"), Path("/run/hive"), apart=True)
 PIDS = Path("/var/lib/hive/inference/pids")
 FLAGS = Path("/srv/flags")
+WITHIN_S = 120
+"""Then what was seen until now is told, with the journal."""
 GRANT = SlotGrant(accounts={"cpu": 700})
 HIVE = """#!/bin/sh
 # A stand-in for `hive run-model`: the real supervisor of a scripted server.
-export PYTHONPATH=/srv/packages:/srv/hive
 exec python3 -P /srv/hive/tests/install/scripted_model.py "$@"
 """
 
@@ -51,6 +53,8 @@ class Told:
             for process in reversed(self.moved):
                 if (process.id, process.state) == (slot, state):
                     return process
+                if (process.id, process.state) == (slot, ProcessState.ENDED):
+                    raise AssertionError(f"{slot} has ended: {process}")
             await asyncio.sleep(0.05)
 
 
@@ -210,6 +214,11 @@ async def refused(slots: ModelSlots, seen: dict[str, Any]) -> None:
 
 
 async def all_of_it(seen: dict[str, Any]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await _all_of_it(seen)
+
+
+async def _all_of_it(seen: dict[str, Any]) -> None:
     told = Told()
     slots = await helper(told)
     await life(slots, told, seen)
@@ -224,6 +233,8 @@ async def all_of_it(seen: dict[str, Any]) -> None:
 def main(report: Path) -> None:
     install()
     Path("/opt/hive/current/bin/hive").write_text(HIVE)
+    # The warden is started with -I, which knows no PYTHONPATH.
+    Path(site.getsitepackages()[0], "hive.pth").write_text("/srv/packages\n/srv/hive\n")
     FLAGS.mkdir()
     seen: dict[str, Any] = {}
     try:

@@ -103,7 +103,7 @@ def test_a_new_helper_finds_what_runs_what_loads_and_what_ended(seen: dict[str, 
     }
     assert (adopted["found"][A]["state"], adopted["found"][B]["state"]) == ("serving", "starting")
     assert adopted["found"][A]["grant"] == {"cpu": 700}
-    assert (adopted["C"]["state"], adopted["C"]["code"]) == ("ended", 137)
+    assert (adopted["C"]["state"], adopted["C"]["code"]) == ("ended", 137), adopted["C"]
     assert adopted["grants"] == sorted([f"{A}.json", f"{B}.json"])
     assert adopted["left"] == []
 

@@ -384,6 +384,20 @@ def test_a_field_in_no_row_may_be_refused() -> None:
         ask("/api/chat", {"brand_new": 1}, unknown_fields="refuse")
 
 
+@pytest.mark.parametrize("policy", ["auto", "pass", "drop", "refuse"])
+@pytest.mark.parametrize("tier", Tier)
+def test_what_clients_tell_other_gateways_is_dropped_and_never_an_error(policy: str, tier: Tier) -> None:
+    fields = {"x_client_id": "crawler", "x_priority": 9, "x_": 0}
+    asked = ask("/v1/chat/completions", fields, tier, unknown_fields=policy)
+    assert not {*fields} & json.loads(asked.upstream[0]).keys()
+    assert asked.dropped == ("x_client_id", "x_priority", "x_")
+
+
+def test_an_operator_lets_such_a_field_through_by_a_row_of_its_own() -> None:
+    asked = ask("/v1/chat/completions", {"x_mine": 1}, conf="[fields *]\nx_mine = allow\n")
+    assert json.loads(asked.upstream[0])["x_mine"] == 1
+
+
 # media ----------------------------------------------------------------------------------------------------------------
 
 PNG = "data:image/png;base64,iVBORw0KGgo="

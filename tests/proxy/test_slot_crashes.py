@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hive.domain import BackendInfo
 from hive.link.message import LinkMessage
 from hive.link.pool import CrashBlame, SlotCrashed, SlotIs, SlotRow
 from hive.proxy import crash_marks, slot_orders, suspects
+from hive.proxy.forward import KEPT_BODY_MAX
 from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
@@ -26,6 +28,7 @@ from tests.proxy.harness import (
     read_request,
     until,
 )
+from tests.proxy.test_prewarms import outcome, sending
 from tests.proxy.test_slots import FIRST, Pool, ask, content, hold, pooled
 
 
@@ -245,6 +248,92 @@ async def test_a_request_that_finds_nobody_waits_for_the_reload_and_is_told(tmp_
             pool.tell(pool.row("a", generation=2))
             assert (await client.answer())[0] == 200
         assert len(pool.servers["a"].requests) == 1
+        assert nothing_is_held(pool.proxy)
+
+
+class Unready:
+    """A server that ends with a request in its buffers that it has not read."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "unready.sock"
+        path.unlink(missing_ok=True)
+        self.address = str(path)
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.bind(self.address)
+        self._sock.listen(8)
+        self._sock.setblocking(False)
+
+    async def is_knocked_at(self) -> None:
+        knock, _ = await asyncio.get_running_loop().sock_accept(self._sock)
+        knock.close()
+
+    async def ends(self) -> None:
+        """It ends as soon as a request is there, unread."""
+        accepted, _ = await asyncio.get_running_loop().sock_accept(self._sock)
+        with accepted:
+            await until(lambda: select.select([accepted], [], [], 0)[0])
+            self._sock.close()
+
+
+def before(pool: Pool, server: Unready) -> None:
+    row = pool.row("a")
+    pool.tell(msgspec.structs.replace(row, backend=msgspec.structs.replace(row.backend, address=server.address)))
+
+
+async def test_a_request_that_no_server_has_read_goes_to_the_next_one(tmp_path: Path) -> None:
+    """With a real llama-server that was killed, every second request got 502."""
+    async with pooled(tmp_path, "a") as pool:
+        server = Unready(tmp_path)
+        before(pool, server)
+        client = await pool.client()
+        client.writer.write(ask("a"))
+        await server.ends()
+        await pool.waits("a")
+        assert crash(pool).agents == []
+        pool.tell(pool.row("a", generation=2))
+        assert (await client.answer())[0] == 200
+        assert len(pool.servers["a"].requests) == 1
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_long_body_is_not_kept_for_the_next_server(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        server = Unready(tmp_path)
+        before(pool, server)
+        client = await pool.client()
+        client.writer.write(ask("a", body=CHAT.replace(b"hello", b"a" * (KEPT_BODY_MAX + 1))))
+        await server.ends()
+        assert (await client.answer())[0] == 502
+        assert pool.proxy.path.slots.pooled["a-1"].gate.is_lost
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_request_that_is_not_read_twice_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_orders, "LOOK_S", 0.05)
+    async with pooled(tmp_path, "a") as pool:
+        server = Unready(tmp_path)
+        before(pool, server)
+        client = await pool.client()
+        client.writer.write(ask("a"))
+        await server.ends()
+        await pool.waits("a")
+        server = Unready(tmp_path)
+        await server.is_knocked_at()
+        await server.ends()
+        assert (await client.answer())[0] == 502
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_prompt_that_finds_nobody_does_not_wait(tmp_path: Path) -> None:
+    """It ended as the gate closed, and stood in the line all the same."""
+    async with pooled(tmp_path, "a") as pool:
+        row, sock = nobody(pool)
+        with sock:
+            pool.tell(row)
+            assert (await outcome(sending(pool.proxy), model="a")).code == "not_supported"
+        assert pool.proxy.path.slots.pooled["a-1"].gate.is_lost
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
         assert nothing_is_held(pool.proxy)
 
 

@@ -232,6 +232,19 @@ async def test_a_full_line_for_a_cold_model_refuses_no_warm_request(tmp_path: Pa
         assert await content(clients[2], "a") == (200, "a")
 
 
+async def test_how_many_may_wait_for_a_load_follows_the_settings(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", pool=PoolSection(load_depth=1)) as pool:
+        pool.tell(pool.row("a", is_open=False))
+        first, second = await pool.client(), await pool.client()
+        first.writer.write(ask("a"))
+        await pool.waits("a")
+        assert (await second.ask(ask("a")))[0] == 503
+        settings = pool.proxy.path.settings
+        pool.proxy.path.use_settings(msgspec.structs.replace(settings, pool=PoolSection(load_depth=2)))
+        second.writer.write(ask("a"))
+        await pool.waits("a", 2)
+
+
 async def test_a_wait_that_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:
     async with pooled(tmp_path, "a", "b") as pool:
         pool.tell(

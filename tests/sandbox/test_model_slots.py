@@ -7,18 +7,23 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from hive.backends.entries import slot_id
 from hive.errors import BadRequest, ConfigError, NotFound, NotPermitted, NotSupported
 from hive.host.process import identify
 from hive.link.slots import ProcessState, SlotGrant, SlotStart
+from hive.sandbox.model_slots import described
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from hive.up import ending
+from tests import llama
 from tests.sandbox.harness import alive, runtimes, until
 from tests.sandbox.model_servers import GRANT, A, B, PoolHelper, connected, helper, left, pids
 
@@ -362,10 +367,11 @@ async def test_one_that_ended_while_no_helper_was_there_is_told(paths: Paths, fr
     os.kill(pids(paths)[0], signal.SIGKILL)
     await until(lambda: not main.is_alive())
     async with helper(paths, freezer), connected(paths) as daemon:
-        await until(lambda: grants(paths) == [])
-        asked = (await daemon.client.slots()).values()
-        told = [*daemon.moved, *asked]  # which of the two depends on who was first
-        assert {(process.run, process.state) for process in told} == {(serving.run, ProcessState.ENDED)}
+        found = (await daemon.client.slots())[A]
+        assert (found.run, found.state) == (serving.run, ProcessState.ENDED)
+        assert found.why
+        assert found.last
+        assert grants(paths) == []
         assert list(paths.slot_records.iterdir()) == []
 
 
@@ -392,6 +398,13 @@ async def test_a_helper_that_leaves_lets_its_servers_go_on(paths: Paths, freezer
     assert alive(serving.pid)
     async with helper(paths, freezer), connected(paths) as daemon:
         assert (await daemon.client.slots())[A].run == serving.run
+
+
+async def test_a_grant_that_a_killed_helper_wrote_for_nothing_is_removed(paths: Paths) -> None:
+    paths.slot_grants.mkdir(parents=True)
+    paths.slot_grant(A).write_text("{}")
+    async with helper(paths, "signals"):
+        assert grants(paths) == []
 
 
 async def test_a_record_that_is_damaged_is_moved_aside(paths: Paths) -> None:
@@ -434,6 +447,16 @@ async def test_one_that_is_killed_for_memory_is_told_so(paths: Paths) -> None:
 def test_a_message_needs_a_grant() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"id": A}, type=SlotStart)
+
+
+def test_the_models_in_models_dir_are_known_where_the_pool_wants_them(paths: Paths, tmp_path: Path) -> None:
+    models, conf = paths.state / "models", tmp_path / "hive.conf"
+    models.mkdir(parents=True)
+    subprocess.run([sys.executable, str(llama.MAKE_MODEL), str(models / "lone.gguf")], check=True, capture_output=True)
+    conf.write_text("[pool]\nfound = true\n")
+    assert slot_id("lone") in described(paths, conf)
+    conf.write_text("[pool]\nfound = false\n")
+    assert slot_id("lone") not in described(paths, conf)
 
 
 # --- the end of `hive up` -----------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ EXPOSURE = {
     "hive-inference-vllm.service": 2.0,
     "hive-inference-llama.service": 2.0,
     "hive-inference-demo.service": 2.0,
+    "hive-model@.service": 2.0,
 }
 """Highest exposure that `systemd-analyze security` may report (SPECIFICATION.md)."""
 NOT_INSTALLED = "Hive is not installed as a service here"
