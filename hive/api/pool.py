@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from hive.api.params import Number, WordParam, body_of, named
 from hive.api.responses import as_json, as_text, job_begun
 from hive.api.routes import TEXT, RouteRow
 from hive.domain import Band, Role
+from hive.errors import NotFound
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
 from hive.shapes.system import Job
 
@@ -99,12 +101,12 @@ class PoolApi:
         return as_json(self._services.pool.view())
 
     async def explain(self, request: Request) -> Response:
-        return as_json(self._services.pool.explain(named(request, "model"), Band(BAND.of(request))))
+        return as_json(self._services.pool.explain(self._meant(request), Band(BAND.of(request))))
 
     async def load(self, request: Request) -> Response:
         """A job, 202 while it runs; done at once where it is loaded. Others may have to leave for it, as for a request.
         A model that is none of the pool's is loaded by the inference server in use, where that can."""
-        model, services = named(request, "model"), self._services
+        model, services = self._meant(request), self._services
         if self._is_pools(model):
             return job_begun(await services.pool.load(model, actor(request)))
         return job_begun(await services.models.load(model, actor(request)))
@@ -112,11 +114,21 @@ class PoolApi:
     async def unload(self, request: Request) -> Response:
         """A job, 202 while it runs: its requests in flight end first. A pinned one only with `force`."""
         order = body_of(request, UnloadOrder, empty=UnloadOrder())
-        model, services = named(request, "model"), self._services
+        model, services = self._meant(request), self._services
         note(request, force=order.force)
         if self._is_pools(model):
             return job_begun(await services.pool.unload(model, actor(request), force=order.force))
         return job_begun(await services.models.unload(model, actor(request)))
+
+    def _meant(self, request: Request) -> str:
+        """The model that the path names, of the pool also by an alias of hive.conf."""
+        model, services = named(request, "model"), self._services
+        if services.pool.has(model):
+            return model
+        with suppress(NotFound):
+            if services.pool.has(found := services.models.catalog.find(model).name):
+                return found
+        return model
 
     def _is_pools(self, model: str) -> bool:
         """Whether the pool is asked: without another server it is also the one that says what there is."""
@@ -125,11 +137,11 @@ class PoolApi:
 
     async def pin(self, request: Request) -> Response:
         """Of the pool's models. It is loaded now and stays, also over a restart of Hive."""
-        return as_json(await self._services.pool.pin(named(request, "model"), actor(request)))
+        return as_json(await self._services.pool.pin(self._meant(request), actor(request)))
 
     async def unpin(self, request: Request) -> Response:
         """It stays loaded until its memory is wanted."""
-        return as_json(await self._services.pool.unpin(named(request, "model"), actor(request)))
+        return as_json(await self._services.pool.unpin(self._meant(request), actor(request)))
 
     async def log(self, request: Request) -> Response:
-        return as_text(await self._services.pool.log(named(request, "model"), LINES.of(request)))
+        return as_text(await self._services.pool.log(self._meant(request), LINES.of(request)))

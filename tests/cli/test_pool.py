@@ -39,7 +39,8 @@ class PoolOfTwo(Box):
 
     async def open(self, file: Path) -> None:
         models = {"meta/tiny": ModelRow(file=str(file)), "gone": ModelRow(file="/nowhere/gone.gguf")}
-        settings = replace(SETTINGS, models=models, pool=PoolSection(reserve_mb=0, cpu_mb=1000))
+        inference = replace(SETTINGS.inference, aliases="small = meta/tiny", quantization_routing=False)
+        settings = replace(SETTINGS, inference=inference, models=models, pool=PoolSection(reserve_mb=0, cpu_mb=1000))
         ids = {entry.name: entry.id for entry in entries_of(settings).values()}
 
         def command(slot: str) -> Sequence[str]:
@@ -129,6 +130,13 @@ def test_one_that_cannot_be_loaded_says_why_and_an_unknown_one_what_there_is(hiv
     assert hive("pool", "explain", "meta/tin").code == 3
     for group in (("model", "load"), ("pool", "explain")):
         assert hive(*group, "").code == 2
+
+
+def test_a_model_may_be_named_by_its_alias(hive: Hive) -> None:
+    hive("model", "unload", "meta/tiny", "--force")
+    assert hive("model", "load", "small").out.startswith("meta/tiny is loaded, after ")
+    assert hive("pool", "explain", "small", "--json").json["model"] == "meta/tiny"
+    assert hive("model", "unload", "small").out.startswith("meta/tiny is unloaded")
 
 
 def test_the_pool_has_a_line_for_the_memory_and_one_for_each_model(hive: Hive) -> None:
