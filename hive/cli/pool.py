@@ -137,7 +137,8 @@ def _accounts(accounts: list[Answer]) -> str:
 def is_measured(account: Answer) -> bool:
     """Whether more than the books is known of it. Of the host's memory the models' own part is enough.
 
-    >>> is_measured({"id": "cpu", "used_bytes": None, "measured_bytes": 7}), is_measured({"id": "G", "used_bytes": None})
+    >>> host = {"id": "cpu", "used_bytes": None, "measured_bytes": 7}
+    >>> is_measured(host), is_measured({**host, "id": "GPU-1"})
     (True, False)
     """
     return account["used_bytes"] is not None or (account["id"] == HOST and account["measured_bytes"] is not None)

@@ -21,7 +21,7 @@ def top(
 ) -> int:
     """Shows every agent, the backend and the queue on one screen. Live, with keys that pause, resume, start and stop.
 
-    Above the agents: GPUs by who holds their memory, the models that share it, tokens a second, the queue of each tenant.
+    Above the agents: GPUs by who holds their memory, the models that share it, tokens a second, each tenant's queue.
     Where the daemon is down it shows what SQLite says, and that it does. NO_COLOR is honoured.
 
     Examples:

@@ -115,7 +115,7 @@ def look_at_memory(subject: Subject) -> CheckVerdict:
 
 def judge_memory(view: View) -> CheckVerdict:
     """
-    >>> judge_memory({"accounts": [{"id": "cpu", "name": "host memory", "used_bytes": None, "foreign_bytes": 0}]}).reason
+    >>> judge_memory({"accounts": [{"id": "cpu", "used_bytes": None, "foreign_bytes": 0}]}).reason
     'the pool has no GPU'
     """
     gpus = [account for account in view["accounts"] if account["id"] != HOST]
