@@ -62,7 +62,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "queue-list queue-show queue-cancel backend-status backend-list "
         "backend-switch backend-logs bench-sleep agent-exec "
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
-        "model-load model-unload model-pin model-unpin model-logs pool-show pool-explain "
+        "model-load model-unload model-pin model-unpin model-logs pool-show pool-explain pool-import "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate db-tables db-schema db-query"

@@ -97,6 +97,7 @@ STARTERS = {
     "cli.logs",
     "cli.backup",
     "cli.config",
+    "cli.pool_import",
 }
 """The modules that may import composition roots, inside a function: nothing else pays for them at start."""
 

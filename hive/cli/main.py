@@ -124,6 +124,11 @@ Examples:
             "pool:explain",
             "Explains why a model is where it is, what would leave for it, and how long a request for it would wait.",
         ),
+        "import": LazyCommand(
+            "pool_import:import_models",
+            "Makes descriptions of models for models.d from a manifest, and the tasks.yaml that goes with it.",
+            "json",
+        ),
     },
     default="show",
 )
