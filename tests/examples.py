@@ -16,3 +16,11 @@ def examples(wanted: int) -> int:
     if told.isdecimal():
         return int(told)
     return wanted if told == "all" else max(wanted // 4, min(wanted, LEAST))
+
+
+def stride(wanted: int) -> int:
+    """How far it is from a case that is tried to the next one: 1 where `HIVE_EXAMPLES` is `all`, else `wanted`.
+
+    For tests with a real process for each of many cases, as many as a run like any other has no time for.
+    """
+    return 1 if os.environ.get("HIVE_EXAMPLES", "") == "all" else wanted

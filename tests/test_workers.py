@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from tests import conftest, workers
-from tests.workers import ALWAYS_QUICK, ROOT, group_of, is_quick, times, worker_count
+from tests.workers import ALWAYS_QUICK, ROOT, group_of, is_quick, times, tried, worker_count
 
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
 QUICK_S = 180.0
@@ -63,6 +63,21 @@ def test_what_pytest_asks_is_known_to_it() -> None:
     """The garbage collector was told what to leave out by a hook that conftest.py did not have: nobody called it."""
     asked = {name for name in vars(workers) if name.startswith("pytest_")}
     assert asked == {name for name in vars(conftest) if name.startswith("pytest_")}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("", [True, True, False, False, True, False]),
+        ("all", [True] * 6),
+        ("7", [True, True, False, False, True, False]),
+    ],
+)
+def test_of_a_test_with_breadth_every_nth_case_is_tried_or_all(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, chosen: list[bool]
+) -> None:
+    monkeypatch.setenv("HIVE_EXAMPLES", wanted)
+    assert tried([("a", 3), ("b", 2), ("a", 3), ("b", 2), ("b", 2), ("a", 3)]) == chosen
 
 
 def test_what_was_collected_is_left_out_of_garbage_collection() -> None:

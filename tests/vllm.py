@@ -24,6 +24,7 @@ SEQUENCES = 4
 NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
 """A random model writes white space between two words of JSON for ever, where it may."""
 MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_hf_model.py"
+SERVE = MAKE_MODEL.with_name("serve_vllm.py")
 UP_WITHIN_S = 300.0
 """About 25 s on two idle cores; more than 100 s were seen on a machine that others had half of."""
 
@@ -79,7 +80,7 @@ def serve(
 ) -> Iterator[VllmServer]:
     """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: words of its command line."""
     port, log = free_port(), folder / "vllm.log"
-    command = [str(venv / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(venv / "bin" / "python"), "-P", str(SERVE)]
     command += ["--model", str(model or model_for(venv, folder)), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
     # In bfloat16 its attention uses AMX wherever the CPU names it; not every kernel lets a process (SIGILL at the first

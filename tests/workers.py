@@ -20,6 +20,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests import huge_pages
+from tests.examples import stride
+
 ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")
 """Seconds of each file with tests, from a run of all of them: `{"tests/cli/test_top.py": 1.2}`."""
@@ -179,17 +182,37 @@ def pytest_make_collect_report(
     return report
 
 
+def tried(cases: Sequence[tuple[str, int]]) -> list[bool]:
+    """Whether each case is tried, of tests with their `breadth`: the first of a test, and every n-th from there."""
+    count: defaultdict[str, int] = defaultdict(int)
+    found = []
+    for test, breadth in cases:
+        found.append(count[test] % stride(breadth) == 0)
+        count[test] += 1
+    return found
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files into the order that is the same in all processes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the files into the order that is the same in all processes, and leaves out what `breadth` marks."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0])
+    marked = [(item, marker.args[0]) for item in items if (marker := item.get_closest_marker("breadth"))]
+    chosen = tried([(item.nodeid.partition("[")[0], breadth) for item, breadth in marked])
+    left_out = {item for (item, _), is_tried in zip(marked, chosen, strict=True) if not is_tried}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what was collected, 600,000 objects, out of every later garbage collection: an eighth of the CPU time."""
+    """Leaves what was collected, 600,000 objects, out of every later garbage collection: an eighth of the CPU time.
+
+    And makes it cheap to fork with (huge_pages.py).
+    """
     gc.enable()
     gc.collect()
     gc.freeze()
+    huge_pages.collapse()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

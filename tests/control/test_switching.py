@@ -184,6 +184,7 @@ BACK = [SwitchStep.STOP, SwitchStep.START, SwitchStep.HEALTH, SwitchStep.OPEN]
 MOMENTS = [(step, False, after) for step in FORWARD for after in (False, True)] + [(step, True, True) for step in BACK]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("step", "back", "after"),
     MOMENTS,

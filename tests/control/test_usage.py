@@ -684,6 +684,7 @@ async def test_killed_between_any_two_steps_every_event_is_one_row(tmp_path: Pat
     await ends.all_came_true()
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("seed", range(3))
 async def test_kill_9_of_everything_at_random_loses_and_doubles_nothing(
     tmp_path: Path, redis_server: RedisServer, seed: int

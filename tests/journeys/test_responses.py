@@ -212,6 +212,7 @@ PYTHON_CLIENTS = ["openai-agents", "pydantic-ai"]
 NODE_CLIENTS = ["openai", "@ai-sdk/openai"]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", PYTHON_CLIENTS + NODE_CLIENTS)
 def test_a_client_that_speaks_it_by_default_runs_its_loop(backend: Backend, door: Door, name: str) -> None:
     """An answer, a stream, an answer by a schema, and a loop with a tool, each as the package's own README shows it."""

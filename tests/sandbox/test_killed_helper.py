@@ -1,7 +1,8 @@
 """kill -9 of the helper at every step of every transition: afterwards true states, and nobody frozen for good.
 
 The helper is the real one, as a process with a fuse (tests/fakes/fuse.py); the daemon's side is the real one, too:
-its client, its lives and their reconciliation. The kernel says what is true.
+its client, its lives and their reconciliation. The kernel says what is true. Every third step where HIVE_EXAMPLES is
+not `all`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hive.host.process import ProcessTable
 from hive.link.messages import Busy, Closed
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Paths
+from tests.examples import stride
 from tests.fakes.fuse import BEGIN
 from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal, until
 from tests.sandbox.harness import A, spec, uid_of
@@ -306,11 +308,11 @@ async def test_a_helper_killed_at_any_step_of_a_transition_leaves_true_states(
 ) -> None:
     """`daemon_too`: the daemon is killed at the same moment; what it had recorded is all that the next one knows."""
     async with on_stage(paths, freezer) as stage:
-        for step in count(1):
+        for step in count(1, stride(3)):
             assert step < STEPS_MAX
             if not await _one_death(stage, name, step, daemon_too=daemon_too):
                 break
-        print(f"{name}, {freezer}: killed at each of {step - 1} steps")
+        print(f"{name}, {freezer}: killed at steps up to {step - 1}")
         assert step > TRANSITIONS[name].steps, "fewer steps than when this was written: some are not seen any more"
         await _everything_goes(stage)
 
@@ -321,11 +323,11 @@ async def test_a_helper_killed_at_any_step_of_a_page_out_leaves_a_sleeper_that_w
 ) -> None:
     with file_swap(64):
         async with on_stage(paths, freezer) as stage:
-            for step in count(1):
+            for step in count(1, stride(3)):
                 assert step < STEPS_MAX
                 if not await _one_death(stage, "page out", step):
                     break
-            print(f"page out, {freezer}: killed at each of {step - 1} steps")
+            print(f"page out, {freezer}: killed at steps up to {step - 1}")
             assert step > TRANSITIONS["page out"].steps
             await _everything_goes(stage)
 
@@ -354,7 +356,7 @@ async def test_a_helper_killed_at_any_step_of_its_beginning_is_followed_by_one_t
 ) -> None:
     async with on_stage(paths, freezer) as stage:
         pid = await _bring_to(stage, status)
-        for step in count(1):
+        for step in count(1, stride(3)):
             await stage.helper.kill()
             stage.helper.is_to_die(BEGIN, step)
             before = stage.daemon.reconciled
@@ -367,7 +369,7 @@ async def test_a_helper_killed_at_any_step_of_its_beginning_is_followed_by_one_t
             await stage.agrees(f"{status}, killed at step {step} of its beginning")
             assert stage.daemon.status is status
             assert stage.daemon.life.pid == pid or status is STOPPED
-        print(f"{status}, {freezer}: killed at each of {step - 1} steps of its beginning")
+        print(f"{status}, {freezer}: killed at steps up to {step - 1} of its beginning")
         assert step > 20
         await stage.helper.kill()
         await stage.next_helper()
