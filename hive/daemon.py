@@ -55,7 +55,7 @@ from hive.control.models import Models
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_memory import PoolMemory
 from hive.control.pool_orders import PoolOrders, why_off
-from hive.control.pooling import Pool
+from hive.control.pooling import ModelPool
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
 from hive.control.recorded import PROXY_PORT, read_recorded
@@ -235,7 +235,7 @@ class Daemon:
         gpus = GpuMemoryReader()
         self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
         self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
-        self._pool = Pool(
+        self._pool = ModelPool(
             entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {},
             settings=lambda: self.effects.settings,
             helper=self._helper,

@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     ),
     "backends.models_dir": LEAVES | {"host"},
     "proxy": LEAVES | {"wire", "dialects", "link", "models", "backends.kinds", "store", "host"},
-    "control": LEAVES | DAEMON_PARTS | {"pool"},
+    "control": LEAVES | DAEMON_PARTS | {"pool", "worker.profile", "worker.restarts"},
     "api": LEAVES | DAEMON_PARTS | {"control"},
     "daemon": LEAVES | DAEMON_PARTS | {"control", "api"},
     "worker": LEAVES | {"host", "backends", "dialects"},

@@ -34,7 +34,9 @@ ELSEWHERE = {
     "backup": "hive-install.1",
     "restore": "hive-install.1",
     "top": "hive-top.1",
-    **dict.fromkeys(("proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model"), "hive-services.1"),
+    **dict.fromkeys(
+        ("proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model"), "hive-services.1"
+    ),
 }
 """Commands without a noun of their own whose page is not hive.1."""
 COMMON = {"--json", "--socket", "--state-dir", "--help"}

@@ -237,7 +237,12 @@ class BoxApi:
 
     async def cancel_job(self, request: Request) -> Response:
         job_id, models = named(request, "id"), self._services.models
-        cancelling = models.cancel(job_id) if models.has(job_id) else self._services.switcher.cancel(job_id)
+        if models.has(job_id):
+            cancelling = models.cancel(job_id)
+        elif (pool := self._services.pool).is_loading(job_id):
+            cancelling = pool.cancel(job_id)
+        else:
+            cancelling = self._services.switcher.cancel(job_id)
         return as_json(views.job_view(await cancelling, time.time()))
 
     async def access(self, request: Request) -> Response:

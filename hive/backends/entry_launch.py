@@ -87,7 +87,7 @@ def _vllm_fields(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
 
 
 def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str, str]]:
-    """What not every llama-server knows is told by its environment: an older one passes over it."""
+    """Flags and variables of a llama-server. What not every build knows is a variable: an older one passes over it."""
     row, more = entry.row, list[str]()
     # Mapped weights would be the page cache's memory, not the server's, and could not be measured.
     variables = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}

@@ -15,7 +15,7 @@ from hive.control.agent_views import AgentViews
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.listening import ListenPlace
-from hive.control.pooling import Pool
+from hive.control.pooling import ModelPool
 from hive.control.proxy_link import ProxyGates
 from hive.control.switching import Switcher
 from hive.control.usage import UsageConsumer
@@ -49,7 +49,7 @@ class HealthReport:
         effects: DaemonEffects,
         agent_views: AgentViews,
         switcher: Switcher,
-        pool: Pool,
+        pool: ModelPool,
         api: ListenPlace,
     ) -> None:
         self._epoch = epoch

@@ -155,7 +155,7 @@ class Models:
         }
 
     def _is_loaded(self, model: ModelInfo, in_memory: frozenset[str] | None) -> bool | None:
-        """Whether a model is in memory: of the pool's, or of the server in use; None where that does not tell."""
+        """The place of a model: True in memory, of the pool or of the server in use; None where that does not tell."""
         pooled = self._pooled().get(model.name)
         if pooled is not None and model not in self._effects.models:
             return pooled[1]

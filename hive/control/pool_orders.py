@@ -11,7 +11,7 @@ from hive.control.audit_log import AuditLog
 from hive.control.jobs import Jobs
 from hive.control.pool_views import explanation_of, progress_of, slot_view, view_of
 from hive.control.pooled_slot import PooledSlot
-from hive.control.pooling import Pool
+from hive.control.pooling import ModelPool
 from hive.domain import Band, JobState
 from hive.errors import DependencyDown, HiveError, WrongState
 from hive.pool.expected import expected_in_s
@@ -27,6 +27,7 @@ from hive.tasks import spawn
 LOAD = "model.load"
 UNLOAD = "model.unload"
 AGAIN_S = 1.0
+CANCELLED_WITHIN_S = 5.0
 
 
 def why_off(settings: Settings) -> str:
@@ -37,11 +38,11 @@ def why_off(settings: Settings) -> str:
 
 
 class PoolOrders:
-    """What the API asks of the pool. Every method that writes raises as `Database.write` does."""
+    """Questions and orders of the API to the pool. Every method that writes raises as `Database.write` does."""
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ModelPool,
         *,
         why_off: str,
         jobs: Jobs,
@@ -55,6 +56,8 @@ class PoolOrders:
         self._database = database
         self._audit_log = audit_log
         self._helper = helper
+        self._loading: dict[str, tuple[PooledSlot, Demand]] = {}
+        """The orders to load that are under way, by job."""
 
     def __repr__(self) -> str:
         return f"<PoolOrders of {self.pool}>"
@@ -97,25 +100,46 @@ class PoolOrders:
             slot.state, slot.failures = SlotState.COLD, 0
             slot.ends.clear()
         slot.retry_at, slot.error, slot.never, slot.unload_ordered = 0.0, "", "", False
-        slot.order = Demand(Band.NORMAL, now)
+        slot.order = order = Demand(Band.NORMAL, now)
+        self._loading[job.id] = slot, order
         self.pool.wake()
-        spawn(self._follow_load(job, slot, slot.order), name=f"follow load {slot.model}")
+        spawn(self._follow_load(job, slot, order), name=f"follow load {slot.model}")
         return job
+
+    def is_loading(self, job_id: str) -> bool:
+        """Whether this is an order to load that is under way."""
+        return job_id in self._loading
+
+    async def cancel(self, job_id: str) -> StoredJob:
+        """Takes an order to load back; the job, once it has ended. A load that others wait for goes on. Raises
+        NotFound."""
+        slot, order = self._loading.pop(job_id)
+        if slot.order is order:
+            slot.order = None
+        self.pool.wake()
+        return await self._jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
 
     async def _follow_load(self, job: StoredJob, slot: PooledSlot, order: Demand) -> None:
         began = time.monotonic()
         while slot.ready_at < order.since:
+            if job.id not in self._loading:
+                error = {"code": "cancelled", "message": "it was cancelled", "hint": "", "log": []}
+                await outcome_of(self._jobs.end(job, JobState.CANCELLED, error=error))
+                return
             if slot.order is not order or slot.unload_ordered:
+                del self._loading[job.id]
                 why = slot.never or slot.why_not or slot.error or "another order came"
                 await self._fail(job, WrongState(f"{slot.model} is not loaded: {why}"))
                 return
             if slot.error and slot.state in (SlotState.COLD, SlotState.FAILED) and slot.retry_at > time.monotonic():
                 slot.order = None
+                del self._loading[job.id]
                 await self._fail(job, DependencyDown(f"{slot.model}: {slot.error}"), slot.last_lines)
                 return
             if (told := progress_of(self.pool, slot.id)) and told != job.progress:
                 job = await self._told(job, told)
             await self._next()
+        self._loading.pop(job.id, None)
         result = {"model": slot.model, "changed": True, "took_s": round(time.monotonic() - began, 3)}
         await outcome_of(self._jobs.end(job, JobState.DONE, result=result))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hive.control.pooled_slot import PooledSlot
-from hive.control.pooling import Pool
+from hive.control.pooling import ModelPool
 from hive.domain import Band
 from hive.pool.accounts import charged_in, free_bytes
 from hive.pool.bound import load_progress
@@ -17,7 +17,7 @@ from hive.shapes.pool import BoundPartView, LeavingModel, PoolAccount, PoolExpla
 HOST_MEMORY = "host memory"
 
 
-def view_of(pool: Pool, *, why_off: str) -> PoolView:
+def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
     """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool."""
     now = time.monotonic()
     facts = pool.facts(now)
@@ -29,7 +29,7 @@ def view_of(pool: Pool, *, why_off: str) -> PoolView:
     )
 
 
-def _account(pool: Pool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:
+def _account(pool: ModelPool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:
     grants = [grant for slot in facts.slots for grant in slot.grants if grant.account == account.id]
     known = [grant.measured_bytes for grant in grants if grant.measured_bytes is not None]
     return PoolAccount(
@@ -45,7 +45,7 @@ def _account(pool: Pool, account: MemoryAccount, facts: PoolFacts) -> PoolAccoun
     )
 
 
-def slot_view(pool: Pool, slot: PooledSlot, facts: PoolFacts, now: float) -> PoolSlot:
+def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -> PoolSlot:
     """One slot with the reason for its state."""
     own = facts.slot(slot.id)
     estimate = pool.footprints.need(slot.entry, pool.gpu)
@@ -78,7 +78,7 @@ def slot_view(pool: Pool, slot: PooledSlot, facts: PoolFacts, now: float) -> Poo
     )
 
 
-def explanation_of(pool: Pool, model: str, band: Band) -> PoolExplanation:
+def explanation_of(pool: ModelPool, model: str, band: Band) -> PoolExplanation:
     """The answer to `hive pool explain`. Raises NotFound."""
     slot = pool.find(model)
     now = time.monotonic()
@@ -100,7 +100,7 @@ def explanation_of(pool: Pool, model: str, band: Band) -> PoolExplanation:
     )
 
 
-def progress_of(pool: Pool, model: str) -> str:
+def progress_of(pool: ModelPool, model: str) -> str:
     """`loading qwen3-32b, 14 s of about 47`; empty where it is not being loaded. Of a model that is none of the pool's
     too."""
     now = time.monotonic()

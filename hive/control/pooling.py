@@ -67,7 +67,7 @@ UNLOAD_S = 1.5
 """An unload, until one was seen."""
 
 
-class Pool:
+class ModelPool:
     """Every slot there is, by id. Every method is called on the loop.
 
     `socket_of`: where the server of a slot listens. `pins`: what operators have pinned or unpinned, by model.
@@ -118,7 +118,7 @@ class Pool:
         )
 
     def __repr__(self) -> str:
-        return f"<Pool of {len(self.slots)} slots, {sum(slot.state in HELD for slot in self.slots.values())} held>"
+        return f"<ModelPool of {len(self.slots)} slots, {sum(slot.state in HELD for slot in self.slots.values())} held>"
 
     @property
     def has_slots(self) -> bool:
@@ -371,14 +371,13 @@ class Pool:
     def slot_facts(self, slot: PooledSlot, now: float) -> SlotFacts:
         settings = self._settings().pool
         keep_s = slot.entry.row.keep_alive_s
-        facts = slot.facts(
+        return slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
             unload_s=UNLOAD_S,
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
         )
-        return facts
 
     def need_bytes(self, slot: PooledSlot) -> int:
         """The charge of a load; more than there is where nothing is known."""

@@ -1,4 +1,4 @@
-"""What the server of a slot says of itself, once it serves."""
+"""Questions to the server of a slot, once it serves."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from hive.worker.profile import TimeoutProfile
 from hive.worker.restarts import ServerEnd, delay_s
 
 if TYPE_CHECKING:
-    from hive.control.pooling import Pool
+    from hive.control.pooling import ModelPool
 
 log = logging.getLogger("hive.pool")
 
@@ -61,7 +61,7 @@ class SlotSteps:
         helper: SandboxClient,
         proxy_link: ProxyGates,
         audit_log: AuditLog,
-        pool: Pool,
+        pool: ModelPool,
         describe: Describe,
     ) -> None:
         self._settings = settings
@@ -101,7 +101,7 @@ class SlotSteps:
         self._pool.wake()
 
     async def _closed(self, slot: PooledSlot, drain_s: float | None) -> SlotClosed | SlotBusy | None:
-        """The proxy's answer; None if it is gone: the next one is asked again (`Pool.proxy_here`).
+        """The proxy's answer; None if it is gone: the next one is asked again (`ModelPool.proxy_here`).
 
         One that does not know this generation is told all slots, and asked again.
         """
@@ -179,7 +179,7 @@ class SlotSteps:
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
     async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
-        """What the server says of itself; of its model the size and the digest of the entry's file stay."""
+        """The server and its model as it describes them; of the model the size and the digest of the entry's file stay."""
         backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
         info = self._pool.model_info(slot.entry)
         if told is not None:

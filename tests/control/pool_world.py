@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hive.backends.entries import ModelEntry, entries_of
+from hive.control.audit_log import AuditLog
 from hive.control.footprints import Footprints
+from hive.control.jobs import Jobs
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_memory import MemoryReading
-from hive.control.pooling import Pool
+from hive.control.pool_orders import PoolOrders
+from hive.control.pooling import ModelPool
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import LinkLost
 from hive.link.pool import (
@@ -38,6 +41,7 @@ from hive.pool.state import MIB, MemoryAccount
 from hive.settings.pool import ModelRow, PoolSection
 from hive.settings.table import Settings
 from hive.store.database import Database
+from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 from tests.control.box import until
 from tests.llama import MAKE_MODEL
@@ -209,7 +213,13 @@ class PoolWorld:
         for seed, (name, mb) in enumerate(models.items()):
             shutil.copy(tiny_model(seed), directory / f"{name}.gguf")
             rows[name] = ModelRow(file=str(directory / f"{name}.gguf"), vram_mb=mb)
-        quick = {"patience_normal_s": 0.05, "patience_high_s": 0.02, "free_s": 0.3, "drain_s": 0.3, "audience_s": 0.0} | settings
+        quick = {
+            "patience_normal_s": 0.05,
+            "patience_high_s": 0.02,
+            "free_s": 0.3,
+            "drain_s": 0.3,
+            "audience_s": 0.0,
+        } | settings
         self.settings = Settings(pool=PoolSection(**quick), models=rows)
         self.database = Database.open(directory / "pool.db")
         self.servers = PlayedServers()
@@ -217,10 +227,12 @@ class PoolWorld:
         self.memory = PlayedMemory(self.servers, total_mb)
         self.audit = PlayedAudit()
         self.entries: dict[str, ModelEntry] = entries_of(self.settings)
+        self.jobs = Jobs(self.database, cast("AuditLog", self.audit))
         self.pool = self.make()
         self._running: asyncio.Task[None] | None = None
+        self._orders: PoolOrders | None = None
 
-    def make(self, pins: Mapping[str, bool] | None = None) -> Pool:
+    def make(self, pins: Mapping[str, bool] | None = None) -> ModelPool:
         """A pool as a daemon makes it; the world around it stays as it is."""
         footprints = Footprints(self.database, lambda: self.settings, {})
         given: Any = {
@@ -229,7 +241,7 @@ class PoolWorld:
             "memory": self.memory,
             "audit_log": self.audit,
         }
-        pool = Pool(
+        pool = ModelPool(
             self.entries,
             settings=lambda: self.settings,
             footprints=footprints,
@@ -241,6 +253,18 @@ class PoolWorld:
         )
         self.servers.on_moved = pool.slot_moved
         return pool
+
+    @property
+    def orders(self) -> PoolOrders:
+        """The orders to the pool of this daemon."""
+        if self._orders is None or self._orders.pool is not self.pool:
+            given: Any = {"audit_log": self.audit, "helper": self.servers}
+            self._orders = PoolOrders(self.pool, why_off="", jobs=self.jobs, database=self.database, **given)
+        return self._orders
+
+    async def follow(self, job: StoredJob) -> StoredJob:
+        """The job, once it has ended."""
+        return await self.jobs.get(job.id, wait_s=20)
 
     async def begin(self) -> None:
         self._running = spawn(self.pool.run(), name="pool")

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from hive.domain import Band
+from hive.domain import Band, JobState
+from hive.errors import NotFound, WrongState
 from hive.link.pool import CrashBlame
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB
+from hive.store.pool import pins
 from tests.control.box import until
 from tests.control.pool_world import GPU, PoolWorld
 
@@ -364,3 +366,61 @@ async def test_those_of_the_high_band_wait_less_long(world: World) -> None:
     box.use("a", 1)
     box.ask("b", band=Band.HIGH, agent="b1")
     await box.until("b", "ready")
+
+
+# --- orders ---
+
+
+async def test_an_order_to_load_is_a_job_that_ends_with_the_load_and_may_be_taken_back(world: World) -> None:
+    box = await world({"a": 60, "b": 60}, swap_share=0.01)
+    done = await box.follow(await box.orders.load("a", "uid:0"))
+    assert (done.state, done.result and done.result["changed"]) == (JobState.DONE, True)
+    again = await box.orders.load("a", "uid:0")
+    assert (again.state, again.result and again.result["changed"]) == (JobState.DONE, False)
+    box.use("a", 1)
+    waits = await box.orders.load("b", "uid:0")
+    cancelled = await box.orders.cancel(waits.id)
+    assert cancelled.state == JobState.CANCELLED
+    assert not box.orders.is_loading(waits.id)
+    assert box.pool.find("b").waiting == ()
+
+
+async def test_an_order_says_why_a_load_failed_and_the_next_one_tries_at_once(world: World) -> None:
+    box = await world({"a": 60})
+    box.servers.comes_up[box.id("a")] = "ended"
+    box.servers.last[box.id("a")] = ["error loading model"]
+    failed = await box.follow(await box.orders.load("a", "uid:0"))
+    assert failed.state == JobState.FAILED
+    assert failed.error is not None
+    assert (failed.error["message"], failed.error["log"]) == (
+        "a: its server ended with exit code 1: error loading model",
+        ["error loading model"],
+    )
+    box.servers.comes_up.clear()
+    assert (await box.follow(await box.orders.load("a", "uid:0"))).state == JobState.DONE
+
+
+async def test_an_unload_waits_for_what_is_in_flight_and_a_pinned_model_stays(world: World) -> None:
+    box = await world({"a": 60}, drain_s=30)
+    await box.follow(await box.orders.load("a", "uid:0"))
+    await box.orders.pin("a", "uid:0")
+    with pytest.raises(WrongState, match="pinned"):
+        await box.orders.unload("a", "uid:0")
+    await box.orders.unpin("a", "uid:0")
+    box.use("a", 1)
+    job = await box.orders.unload("a", "uid:0")
+    await box.until("a", "draining")
+    box.proxy.in_flight.clear()
+    assert (await box.follow(job)).state == JobState.DONE
+    assert box.state("a") == "cold"
+
+
+async def test_a_pin_is_kept_for_the_next_daemon_and_goes_before_the_description(world: World) -> None:
+    box = await world({"a": 60})
+    await box.orders.pin("a", "uid:0")
+    await box.until("a", "ready")
+    await box.kill()
+    await box.again(box.database.read_now(lambda conn: {name: pinned for name, (pinned, _) in pins(conn).items()}))
+    assert box.pool.find("a").pinned_at is not None
+    with pytest.raises(NotFound, match="no model"):
+        await box.orders.pin("x", "uid:0")
