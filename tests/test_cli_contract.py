@@ -162,6 +162,7 @@ def test_an_unknown_option_is_exit_2(command: Command, capsys: pytest.CaptureFix
 
 CALLS: dict[str, list[str]] = {
     "run": ["m", "hi"],
+    "pool import": ["{root}/manifest.json"],
     "agent apply": ["{toml}"],
     "agent create": ["a", "--", "sleep", "1"],
     "agent exec": ["alice", "--", "true"],
@@ -251,6 +252,7 @@ def test_json_is_one_object_with_schema_and_version(
         Database.open(tmp_path / "state/hive.db").close()
         assert main(["backup", str(tmp_path / "kept.tar"), "--state-dir", str(tmp_path / "state")]) == 0
         capsys.readouterr()
+    (tmp_path / "manifest.json").write_text('{"models": {"q": {"path": "/m/q.gguf"}}}')
     words = [word.format(conf=conf, toml="", root=tmp_path) for word in CALLS.get(" ".join(path), [])]
     assert main([*path, *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -23,7 +23,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class PoolImport(msgspec.Struct, frozen=True):
-    """What was made of the seed's files. `text`: as a file of models.d; `file`: where it was written, None: nowhere."""
+    """Descriptions made of the seed's files. `text`: as a file of models.d; `file`: where it is, None: nowhere."""
 
     found: ImportedModels
     text: str
