@@ -1,10 +1,10 @@
 """The pool on real servers: `python benchmarks/pool_live.py [--seconds 40] [--runs 3] [--models 6] [--room 3]`.
 
 Real llama-servers with tiny models whose context makes them large; a memory control group plays the GPU, and an OOM
-kill in it is a failed run. Eight clients that think between their requests ask for the models (Zipf), each client mostly
-for its own; through a whole Hive, and through llama-server's own router (`--models-max`), in turn. Then the time of a
-swap between two models, and what of it is not the server's own stop and start. As root, for the control group; loopback
-only; ends by itself.
+kill in it is a failed run. Eight clients that think between their requests ask for the models (Zipf), each client
+mostly for its own; through a whole Hive, and through llama-server's own router (`--models-max`), in turn. Then the time
+of a swap between two models, and what of it is not the server's own stop and start. As root, for the control group;
+loopback only; ends by itself.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class SlotSteps:
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
     async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
-        """The server and its model as it describes them; of the model the size and the digest of the entry's file stay."""
+        """The server and its model as it describes them; the size and the digest of the entry's file stay."""
         backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
         info = self._pool.model_info(slot.entry)
         if told is not None:
@@ -261,8 +261,10 @@ class SlotSteps:
             slot.error = f"its server cannot be stopped: {stopped.message}"
             await asyncio.sleep(5.0)
         began = time.monotonic()
-        while not await self._is_back(slot, time.monotonic() - began):
+        is_back = await self._is_back(slot, 0.0)
+        while not is_back:  # the driver tells no change: it has to be looked at
             await asyncio.sleep(BACK_LOOK_S)
+            is_back = await self._is_back(slot, time.monotonic() - began)
 
     async def _is_back(self, slot: PooledSlot, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""

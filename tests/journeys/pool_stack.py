@@ -20,7 +20,8 @@ WRAPPER = """#!/bin/sh
 export VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_CACHE_ROOT={cache}
 model=$2
 shift 2
-exec {python} -m vllm.entrypoints.openai.api_server --model "$model" "$@" --dtype float32 --enforce-eager --block-size 32 --distributed-executor-backend uni
+exec {python} -m vllm.entrypoints.openai.api_server --model "$model" "$@" --dtype float32 \\
+  --enforce-eager --block-size 32 --distributed-executor-backend uni
 """
 """`vllm serve MODEL …` with what makes it small (tests/vllm.py). The package for CPUs has no such command."""
 
