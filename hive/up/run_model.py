@@ -26,8 +26,11 @@ GRANT_MAX_BYTES = 64 * 1024
 def supervised(
     slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path, hive_state: Path | None = None
 ) -> int:
-    """The server's life; the exit code. `hive_state`: of the `hive up` it belongs to. Raises NotFound for a slot that no
-    entry has, BadRequest for what is no grant, DependencyDown where program or model is missing."""
+    """The server's life; the exit code. `hive_state`: of the `hive up` it belongs to.
+
+    Raises NotFound for a slot that no entry has, BadRequest for what is no grant, DependencyDown where program or model
+    is missing.
+    """
     notifier = Notifier(os.environ, pid=os.getpid())
     entry = entry_of(slot, settings, hive_state)
     given = read_grant(grant)
