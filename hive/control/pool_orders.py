@@ -121,7 +121,7 @@ class PoolOrders:
 
     async def _follow_load(self, job: StoredJob, slot: PooledSlot, order: Demand) -> None:
         began = time.monotonic()
-        while slot.ready_at < order.since:
+        while slot.ready_at < order.since and slot.state is not SlotState.READY:
             if job.id not in self._loading:
                 error = {"code": "cancelled", "message": "it was cancelled", "hint": "", "log": []}
                 await outcome_of(self._jobs.end(job, JobState.CANCELLED, error=error))

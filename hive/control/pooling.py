@@ -12,6 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from hive.agents.transition_lock import outcome_of
 from hive.backends.entries import ModelEntry
 from hive.control.audit_log import AuditLog
 from hive.control.entry_facts import model_info
@@ -48,6 +51,7 @@ from hive.pool.turns import turn_s
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.pool")
 
@@ -221,7 +225,7 @@ class ModelPool:
             slot = self.slots.get(id)
             if slot is None:
                 log.warning("slot_of_no_entry id=%s", id)
-                await self._helper.slot_stop(id, grace_s=self.steps.grace_s)
+                spawn(outcome_of(self._helper.slot_stop(id, grace_s=self.steps.grace_s)), name=f"stop {id}")
             elif process.state is not ProcessState.ENDED and slot.state in (SlotState.COLD, SlotState.FAILED):
                 self._take_over(slot, process)
             else:
@@ -261,29 +265,34 @@ class ModelPool:
     def slot_moved(self, process: SlotProcess) -> None:
         """The helper says that a server serves, or has ended."""
         slot = self.slots.get(process.id)
-        if slot is None or (slot.process is not None and slot.process.run != process.run):
+        if slot is None or slot.state not in HELD or (slot.process is not None and slot.process.run != process.run):
             return
-        slot.process = process
-        if process.state is ProcessState.SERVING:
-            slot.came_up.set()
-        elif process.state is ProcessState.ENDED and slot.state is not SlotState.COLD:
-            slot.went.set()
-            if slot.state in (SlotState.READY, SlotState.DRAINING):
-                self.steps.crashed(slot, process)
+        slot.saw(process)
+        self._see_end(slot)
         self.wake()
+
+    def _see_end(self, slot: PooledSlot) -> None:
+        """A server that has ended while requests could be there has crashed."""
+        if slot.is_over and slot.process is not None and slot.state in (SlotState.READY, SlotState.DRAINING):
+            self.steps.crashed(slot, slot.process)
 
     async def look(self) -> MemoryReading:
         """Measures all accounts and all servers. Raises LinkLost."""
+        known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots()
         self.reading = await self.memory.look(processes)
         self._seen_at = time.monotonic()
-        for id, process in processes.items():
-            slot = self.slots.get(id)
-            if slot is not None and slot.process is not None and slot.process.run == process.run:
-                if process.state is not ProcessState.ENDED:
-                    slot.process = process
-                slot.measured(self.reading.by_slot.get(id, {}))
-                self.steps.judge(slot, process)
+        for slot in self.slots.values():
+            process = processes.get(slot.id)
+            if slot.process is None or slot.state not in HELD:
+                continue
+            if process is None and known.get(slot.id) == slot.process.run:  # its end was told to nobody
+                process = SlotProcess(id=slot.id, run=slot.process.run, state=ProcessState.ENDED, why="it is gone")
+            if process is not None and slot.process.run == process.run:
+                slot.saw(process)
+                slot.measured(self.reading.by_slot.get(slot.id, {}))
+                self._see_end(slot)
+                self.steps.judge(slot, slot.process)
         return self.reading
 
     # the proxy --------------------------------------------------------------------------------------------------------
@@ -374,15 +383,19 @@ class ModelPool:
         )
 
     def slot_facts(self, slot: PooledSlot, now: float) -> SlotFacts:
+        """The slot as the decider sees it; one that cannot be loaded at all wants nothing."""
         settings = self._settings().pool
         keep_s = slot.entry.row.keep_alive_s
-        return slot.facts(
+        facts = slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
             unload_s=UNLOAD_S,
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
         )
+        if slot.why_not and not slot.grants:
+            return msgspec.structs.replace(facts, pinned_at=None, waiting=())
+        return facts
 
     def need_bytes(self, slot: PooledSlot) -> int:
         """The charge of a load; more than there is where nothing is known."""

@@ -106,7 +106,7 @@ class SlotSteps:
             slot.is_drained, slot.is_closing = True, False
             slot.was_cut = slot.was_cut or answer.cut > 0
         elif answer is not None:
-            slot.opened()
+            slot.opened()  # its end, if it has come, is seen with the next look
             slot.flow = type(slot.flow)(in_flight=max(1, answer.in_flight), band=slot.flow.band)
         self._pool.wake()
 
@@ -148,9 +148,11 @@ class SlotSteps:
         began = time.monotonic()
         try:
             if is_new:
-                slot.process = await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot)))
+                slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
             backend, models = await self._told(slot, within_s=0.0 if is_new else TAKEN_OVER_S)
+            if slot.is_over:
+                raise BackendDown(ended(slot.process))
         except HiveError as error:
             await self._not_loaded(slot, error)
             return
@@ -260,7 +262,7 @@ class SlotSteps:
     async def _unload(self, slot: PooledSlot, why: str, *, is_open: bool) -> None:
         if is_open:
             answer = await self._closed(slot, None)
-            if not isinstance(answer, SlotClosed):
+            if not isinstance(answer, SlotClosed) and not slot.is_over:
                 slot.opened()
                 slot.used_at = time.monotonic()
                 self._pool.wake()
@@ -319,7 +321,12 @@ class SlotSteps:
         self._begin(slot, self._after_crash(slot, ended(process), lived_s), "crash")
 
     def judge(self, slot: PooledSlot, process: SlotProcess) -> None:
-        """Ends a server none of whose requests has moved, and that has burnt no CPU, for the time of the profile."""
+        """Ends a server none of whose requests has moved, and that has used no CPU, for the time of the profile.
+
+        Only where its CPU time is known and all it computes with: of a GPU nobody tells here whose work it does.
+        """
+        if not process.cpu_s or any(grant.account != CPU for grant in slot.grants):
+            return
         now, limit_s = time.monotonic(), PROFILE.prefill_liveness_timeout_s
         cpu_s, at = self._moved_cpu.get(slot.id, (-1.0, now))
         if abs(process.cpu_s - cpu_s) > CPU_MOVED_S or slot.state is not SlotState.READY or not slot.flow.in_flight:
