@@ -46,7 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES,
     "files": LEAVES | {"host", "store"},
     "sandbox": LEAVES | {"host", "link"},
-    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries"},  # the ids it may start
+    # The ids it may start, of files in models_dir too.
+    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries", "backends.models_dir"},
+    "sandbox.slot_sessions": LEAVES | {"host", "link", "sandbox", "backends.models_dir"},  # where those files lie
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(

@@ -17,6 +17,9 @@ def run_model(
     socket: Annotated[str, typer.Option(metavar="PATH", help="Where it listens.")],
     state_dir: Annotated[str, typer.Option(metavar="DIR", help="What it caches.")],
     config: Annotated[str, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")] = "",
+    models_dir: Annotated[
+        str, typer.Option(metavar="DIR", help="Where files of models lie, if models_dir is not set.")
+    ] = "",
 ) -> int:
     """Runs the server of one model of the pool, and ends when that does.
 
@@ -31,4 +34,11 @@ def run_model(
     settings = load(Path(config) if config else None, env=os.environ).settings
     from hive.up.run_model import supervised
 
-    return supervised(slot, settings, grant=Path(grant), socket=Path(socket), state=Path(state_dir))
+    return supervised(
+        slot,
+        settings,
+        grant=Path(grant),
+        socket=Path(socket),
+        state=Path(state_dir),
+        models_dir=Path(models_dir) if models_dir else None,
+    )

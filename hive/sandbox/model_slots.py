@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hive.backends.entries import entries_of
+from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
 from hive.link.message import LinkMessage
@@ -273,6 +274,8 @@ def id_in(message: LinkMessage) -> str:
     return str(getattr(message, "id", "-"))
 
 
-def described(config: Path | None) -> Container[str]:
-    """The ids of the models in this file of settings, as they are now. Raises ConfigError."""
-    return entries_of(load(config, env=os.environ).settings)
+def described(config: Path | None, paths: Paths) -> Container[str]:
+    """The ids of the models in this file of settings, and of those found, as they are now. Raises ConfigError."""
+    settings = load(config, env=os.environ).settings
+    place = place_of(settings.inference.models_dir, is_installed=paths.apart, state=paths.state)
+    return entries_of(settings, ModelsDir(place).paths() if settings.pool.found else {})

@@ -547,7 +547,7 @@ async def _serve(
     peers = accounts.appliance() if paths.apart else accounts.own()
     by_systemd = as_units and paths.apart
     starter = SlotUnits(paths) if by_systemd else SlotSessions(paths, pipes, subtree=subtree, config=config)
-    slots = ModelSlots(paths, starter, lambda: described(config))
+    slots = ModelSlots(paths, starter, lambda: described(config, paths))
     allowed = Allowed(policy, own_networks=as_units)
     helper = HelperServer(paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots)
     await helper.open()

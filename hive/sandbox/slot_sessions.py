@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hive.backends.models_dir import place_of
 from hive.errors import ConfigError, HiveError, TimedOut
 from hive.host import limits
 from hive.host.cgroup import Leaf, Subtree, state_label
@@ -305,7 +306,8 @@ class SlotSessions:
         where = ("--socket", str(paths.slot_socket(slot)), "--grant", str(paths.slot_grant(slot)))
         config = () if self._config is None else ("--config", str(self._config.absolute()))
         state = ("--state-dir", str(paths.slot_state))
-        return [sys.executable, "-P", "-m", "hive", "run-model", slot, *where, *state, *config]
+        models = ("--models-dir", str(place_of("", is_installed=paths.apart, state=paths.state)))
+        return [sys.executable, "-P", "-m", "hive", "run-model", slot, *where, *state, *models, *config]
 
     async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:
         socket, said_at = self._paths.slot_socket(slot), _notify_path(self._paths, slot)

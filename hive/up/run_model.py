@@ -24,11 +24,13 @@ log = logging.getLogger("hive.worker")
 GRANT_MAX_BYTES = 64 * 1024
 
 
-def supervised(slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path) -> int:
+def supervised(
+    slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path, models_dir: Path | None
+) -> int:
     """The server's life; the exit code. Raises NotFound for a slot that no entry has, BadRequest for what is no grant,
     DependencyDown where program or model is missing."""
     notifier = Notifier(os.environ, pid=os.getpid())
-    entry = entry_of(slot, settings)
+    entry = entry_of(slot, settings, models_dir)
     given = read_grant(grant)
     made = launch_entry(
         entry,
@@ -45,12 +47,17 @@ def supervised(slot: str, settings: Settings, *, grant: Path, socket: Path, stat
     return asyncio.run(supervise(made, TimeoutProfile(), notifier))
 
 
-def entry_of(slot: str, settings: Settings) -> ModelEntry:
-    """The entry with this slot. Raises NotFound."""
+def entry_of(slot: str, settings: Settings, models_dir: Path | None = None) -> ModelEntry:
+    """The entry with this slot. `models_dir`: where files of models lie if no setting says so;
+    None for the place of an installed Hive.
+
+    Raises NotFound.
+    """
     found = entries_of(settings)
     if slot not in found and settings.pool.found:
-        directory = ModelsDir(place_of(settings.inference.models_dir, is_installed=True, state=Path()))
-        found = entries_of(settings, directory.paths())
+        setting = settings.inference.models_dir or str(models_dir or "")
+        place = place_of(setting, is_installed=True, state=Path())
+        found = entries_of(settings, ModelsDir(place).paths())
     if slot not in found:
         raise NotFound(f"no model of the pool has the slot {slot[:60]!r}", hint="hive pool --json lists them")
     return found[slot]

@@ -50,7 +50,7 @@ systemd.BOOTED = Path("/nowhere")
 paths, freezer, flags = Paths(Path(sys.argv[1]), Path(sys.argv[2])), sys.argv[3], sys.argv[4:]
 if freezer == "signals":
     server.Subtree.find = lambda state: None
-server.described = lambda config: {A, B}
+server.described = lambda config, paths: {A, B}
 SlotSessions._run_model = lambda self, slot: command(paths, *flags)(slot)
 server.main(paths, Settings(), None)
 """
