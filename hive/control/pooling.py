@@ -22,7 +22,7 @@ from hive.control.footprints import Footprints
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_counts import PoolCounts
 from hive.control.pool_memory import MemoryReading, PoolMemory
-from hive.control.pooled_slot import HELD, PooledSlot, grants_in
+from hive.control.pooled_slot import HELD, PooledSlot, grants_in, permitted
 from hive.control.proxy_link import ProxyGates
 from hive.control.slot_server import describe
 from hive.control.slot_steps import Describe, SlotSteps
@@ -46,7 +46,7 @@ from hive.pool.moves import (
     SleepSlot,
     UnloadSlot,
 )
-from hive.pool.state import MIB, Claim, Demand, PoolFacts, Rules, SlotFacts, SlotState
+from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
@@ -58,6 +58,8 @@ log = logging.getLogger("hive.pool")
 LOOK_S = 1.0
 """Between two looks at memory and processes while a model is loaded or waited for."""
 IDLE_LOOK_S = 30.0
+GATHER_S = 0.005
+"""Changes that come within this time are decided about together."""
 READ_S = 30.0
 """Between two looks at the models' files."""
 AGAIN_S = 0.5
@@ -102,6 +104,7 @@ class ModelPool:
         self._audit_log = audit_log
         self._claims: tuple[Claim, ...] = ()
         self._changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
         self._seen_at = self._read_at = float("-inf")
@@ -169,6 +172,7 @@ class ModelPool:
                 wait_s = LOOK_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
+            await asyncio.sleep(GATHER_S)
 
     async def _pass(self) -> float:
         """Takes the facts anew and decides; in how many seconds at most again."""
@@ -176,8 +180,8 @@ class ModelPool:
             await self._adopt()
         if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
             await self.look()
-        if time.monotonic() - self._read_at >= READ_S:
-            await self._read_files()
+        if time.monotonic() - self._read_at >= READ_S and (self._reading is None or self._reading.done()):
+            self._reading = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
         self._tell()
@@ -221,6 +225,7 @@ class ModelPool:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
         await self._read_files()
         processes = await self._helper.slots()
+        self.reading = await self.memory.look(processes)
         for id, process in processes.items():
             slot = self.slots.get(id)
             if slot is None:
@@ -254,13 +259,19 @@ class ModelPool:
         now = time.monotonic()
         grant = process.grant
         slot.generation = max(slot.generation, (grant.generation if grant is not None else 1) - 1)
-        slot.loading(grants_in(grant), now - process.age_s)
+        slot.loading(grants_in(grant) or self._charged_anyway(slot), now - process.age_s)
         slot.process = process
         log.info("slot_taken_over id=%s state=%s generation=%d", slot.id, process.state, slot.generation)
         if process.state is ProcessState.STOPPING:
             self.steps.unload(slot, "it was being stopped")
             return
         self.steps.go_on_loading(slot)
+
+    def _charged_anyway(self, slot: PooledSlot) -> tuple[Grant, ...]:
+        """The charge of a server whose grant cannot be read any more: all of it in the first account it may be in."""
+        accounts = permitted(slot.entry) or tuple(account.id for account in self.reading.accounts) or (CPU,)
+        estimate = self.footprints.need(slot.entry, self.gpu)
+        return (Grant(accounts[0], 0 if estimate is None else estimate.bytes),)
 
     def slot_moved(self, process: SlotProcess) -> None:
         """The helper says that a server serves, or has ended."""
@@ -343,13 +354,13 @@ class ModelPool:
     def _models(self) -> dict[str, str]:
         return {slot.id: slot.model for slot in self.slots.values()}
 
-    def say(self, slot: PooledSlot) -> None:
+    def say(self, slot: PooledSlot, *, even_closing: bool = False) -> None:
         """Tells the proxy what this slot is now, if it does not know."""
         now = time.monotonic()
-        self._say(slot, self.facts(now), now)
+        self._say(slot, self.facts(now), now, even_closing=even_closing)
 
-    def _say(self, slot: PooledSlot, facts: PoolFacts, now: float) -> None:
-        if slot.is_closing:
+    def _say(self, slot: PooledSlot, facts: PoolFacts, now: float, *, even_closing: bool = False) -> None:
+        if slot.is_closing and not even_closing:
             return  # the order to close says it
         row = self._row(slot, facts, now)
         if slot.is_news(row, now):
@@ -361,9 +372,6 @@ class ModelPool:
         facts = self.facts(now)
         for slot in self.slots.values():
             self._say(slot, facts, now)
-
-    def say_all(self) -> None:
-        self._proxy_link.slots(self.rows())
 
     def _row(self, slot: PooledSlot, facts: PoolFacts, now: float) -> SlotRow:
         ready_in_s: float | None = None

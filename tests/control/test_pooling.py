@@ -491,3 +491,23 @@ async def test_a_pinned_model_whose_file_is_missing_evicts_nobody(world: World, 
     box.pool.wake()
     await asyncio.sleep(0.2)
     assert (box.state("a"), box.state("b")) == ("ready", "cold")
+
+
+async def test_two_orders_to_load_the_same_model_end_with_the_same_load(world: World) -> None:
+    box = await world({"a": 60})
+    box.servers.load_s = 0.1
+    first, second = await box.orders.load("a", "uid:0"), await box.orders.load("a", "uid:1")
+    assert [(await box.follow(job)).state for job in (first, second)] == [JobState.DONE] * 2
+    assert len(box.servers.started) == 1
+
+
+async def test_a_server_whose_grant_cannot_be_read_is_charged_all_the_same(world: World) -> None:
+    box = await world({"a": 60, "b": 60}, patience_normal_s=30)
+    box.ask("a")
+    await box.until("a", "ready")
+    running = box.servers.processes[box.id("a")]
+    await box.kill()
+    box.servers.processes[box.id("a")] = SlotProcess(id=running.id, run="1", state=ProcessState.SERVING, pids=[1])
+    await box.again()
+    await box.until("a", "ready")
+    assert sum(grant.charged_bytes for grant in box.pool.find("a").grants) == 60 * MIB
