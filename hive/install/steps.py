@@ -6,6 +6,7 @@ A step is done when its plan is empty. What a step does it can do again, whereve
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -228,11 +229,26 @@ class Configuration(QuietStep):
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         known = [path for path in self._contents() if self._box.manifest.knows(path)]
+        if self._has_models:
+            known.append(layout.MODELS_D)
         return [f"{'remove' if purge else 'keep'} {path}" for path in known]
 
     def undo(self, *, purge: bool) -> None:
-        if purge:
-            self._box.take_away(self.paths)
+        if not purge:
+            return
+        if self._has_models:  # before hive.conf, by which it is known whose it is
+            descriptions = self._box.at(layout.MODELS_D)
+            with translated(descriptions):
+                if descriptions.is_dir() and not descriptions.is_symlink():
+                    shutil.rmtree(descriptions)
+                else:
+                    remove(descriptions)
+        self._box.take_away(self.paths)
+
+    @property
+    def _has_models(self) -> bool:
+        """Whether there are descriptions of models that belong to a hive.conf of Hive's."""
+        return self._box.manifest.knows(layout.CONF_FILE) and os.path.lexists(self._box.at(layout.MODELS_D))
 
     @property
     def paths(self) -> list[str]:

@@ -193,6 +193,18 @@ def second_boot() -> dict[str, Any]:
     return found | {"crashed": crashes()}
 
 
+def servers() -> list[str]:
+    """The command lines of servers of the pool, and of what supervises them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [words] if "llama-server" in words or "run-model" in words else []
+    return found
+
+
 def leave() -> dict[str, Any]:
     until("one is loaded", lambda: "ready" in states().values(), LOAD_S)
     told = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--dry-run")
@@ -201,7 +213,7 @@ def leave() -> dict[str, Any]:
         "told": told.stdout,
         "purge": [away.returncode, away.stdout + away.stderr],
         "after": machine(),
-        "servers": run("pgrep", "-f", "llama-server|run-model").stdout.split(),
+        "servers": servers(),
     }
 
 
