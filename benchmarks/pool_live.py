@@ -45,6 +45,8 @@ MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 MEMORY_V2 = Path("/sys/fs/cgroup")
 SWAP_TARGET_S = 0.35
 SERVED_TARGET, P95_TARGET = 0.98, 1.1
+UNMAPPED = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}
+"""As the pool starts its servers."""
 MARGIN = 1.06
 """A server's memory differs a little from start to start."""
 
@@ -102,13 +104,16 @@ class MemoryGroup:
 def server(program: Path, model: Path, context: int, folder: Path) -> Iterator[tuple[float, psutil.Process]]:
     """One llama-server alone; the seconds of its start, and itself."""
     at = folder / "alone.sock"
+    at.unlink(missing_ok=True)  # it does not do so itself
     command = [str(program), "-m", str(model), "--alias", model.stem, "--host", str(at), "-c", str(context)]
     began = time.perf_counter()
     process = subprocess.Popen(
-        [*command, "--parallel", "4", "--no-mmap"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--parallel", "4"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | UNMAPPED
     )
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(at))) as client:
         while True:
+            if process.poll() is not None:
+                raise SystemExit(f"{program} ended with exit code {process.returncode}")
             with contextlib.suppress(httpx.TransportError):
                 if client.get("http://l/health").status_code == 200:
                     break
@@ -230,9 +235,9 @@ def through_router(
     group = MemoryGroup(f"router-live-{os.getpid()}")
     port = free_port()
     command = [str(program), "--models-dir", str(folder), "--models-max", str(room), "--port", str(port)]
-    command += ["-c", str(context), "--parallel", "4", "--no-mmap", "--offline"]
+    command += ["-c", str(context), "--parallel", "4", "--offline"]
     with in_group(group), (folder.parent / "router.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | UNMAPPED)
     try:
         wait_for_port(port)
         group.limit(group.bytes + room_bytes)
@@ -304,7 +309,8 @@ def main() -> None:
             one_bytes = int(memory.uss * MARGIN)
         room_bytes = one_bytes * given.room + 64 * MIB
         print(f"one server: {one_bytes / MIB:.0f} MiB; room for {given.room} of {given.models}")
-        compare(given, program, folder, files, models, room_bytes)
+        if given.runs:
+            compare(given, program, folder, files, models, room_bytes)
         own = own_s(program, files[0], given.context, Path(base), given.swaps)
         text = config(program, files[:2], given.context, one_bytes + 32 * MIB)
         took = statistics.median(

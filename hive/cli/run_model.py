@@ -16,6 +16,7 @@ def run_model(
     grant: Annotated[Path, typer.Option(metavar="FILE", help="The memory it is given, as the helper wrote it.")],
     socket: Annotated[Path, typer.Option(metavar="PATH", help="Where it listens.")],
     state_dir: Annotated[Path, typer.Option(metavar="DIR", help="What it caches.")],
+    hive_state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Of the `hive up` it belongs to.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")] = None,
 ) -> int:
     """Runs the server of one model of the pool, and ends when that does.
@@ -30,4 +31,4 @@ def run_model(
     settings = load(config, env=os.environ).settings
     from hive.up.run_model import supervised
 
-    return supervised(slot, settings, grant=grant, socket=socket, state=state_dir)
+    return supervised(slot, settings, grant=grant, socket=socket, state=state_dir, hive_state=hive_state_dir)

@@ -15,7 +15,7 @@ from hive.errors import AS_ROOT, ConfigError, NotFound, NotPermitted, UsageError
 from hive.files.offline_audit import database_of, noted
 from hive.host.files import KEEP, write_whole
 from hive.settings.edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
-from hive.settings.file import FILE_MAX_BYTES, load_text
+from hive.settings.file import FILE_MAX_BYTES, MODELS_D, load_text, model_files
 
 NEW_MODE = 0o644
 PROXY, DAEMON, SANDBOX = "hive-proxy", "hive-daemon", "hive-sandbox"
@@ -85,7 +85,7 @@ def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool
     with _alone(real.parent, dry_run=dry_run):
         before, mode, owner = _read(real)
         after = edit(before)
-        load_text(after, path=file, env={})
+        load_text(after, path=file, env={}, model_files=model_files(file.parent / MODELS_D))
         if after != before and not dry_run:
             write_whole(real, after.encode(), mode=mode, owner=owner)
     diff = "".join(

@@ -306,7 +306,7 @@ class SlotSessions:
         paths = self._paths
         where = ("--socket", str(paths.slot_socket(slot)), "--grant", str(paths.slot_grant(slot)))
         config = () if self._config is None else ("--config", str(self._config.absolute()))
-        state = ("--state-dir", str(paths.slot_state))
+        state = ("--state-dir", str(paths.slot_state), "--hive-state-dir", str(paths.state))
         return [sys.executable, "-P", "-m", "hive", "run-model", slot, *where, *state, *config]
 
     async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:

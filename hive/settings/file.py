@@ -271,6 +271,8 @@ class _Draft:
                 continue
             text = ", ".join(map(str, value)) if key == "gpus" and isinstance(value, list) else value
             try:
+                if isinstance(text, float) and not math.isfinite(text):
+                    raise ValueError(row.expected)
                 self._values[section][key] = _bounded(row, text)
             except ValueError:
                 self.problems.append(f"{said} {key}: expected {row.expected}, found {value!r}")

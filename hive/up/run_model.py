@@ -11,8 +11,7 @@ import msgspec
 
 from hive.backends.entries import ModelEntry, entries_of
 from hive.backends.entry_launch import launch_entry
-from hive.backends.model_files import find
-from hive.backends.models_dir import ModelsDir, place_of
+from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound
 from hive.host.notify import Notifier
 from hive.link.slots import SlotGrant
@@ -24,11 +23,16 @@ log = logging.getLogger("hive.worker")
 GRANT_MAX_BYTES = 64 * 1024
 
 
-def supervised(slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path) -> int:
-    """The server's life; the exit code. Raises NotFound for a slot that no entry has, BadRequest for what is no grant,
-    DependencyDown where program or model is missing."""
+def supervised(
+    slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path, hive_state: Path | None = None
+) -> int:
+    """The server's life; the exit code. `hive_state`: of the `hive up` it belongs to.
+
+    Raises NotFound for a slot that no entry has, BadRequest for what is no grant, DependencyDown where program or model
+    is missing.
+    """
     notifier = Notifier(os.environ, pid=os.getpid())
-    entry = entry_of(slot, settings)
+    entry = entry_of(slot, settings, hive_state)
     given = read_grant(grant)
     made = launch_entry(
         entry,
@@ -38,19 +42,22 @@ def supervised(slot: str, settings: Settings, *, grant: Path, socket: Path, stat
         os.environ,
         socket=socket,
         state=state,
-        weights_bytes=_size(entry.path),
+        weights_bytes=_size(entry.path) if entry.kind == BackendKind.VLLM else 0,
     )
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     state.mkdir(parents=True, exist_ok=True)
     return asyncio.run(supervise(made, TimeoutProfile(), notifier))
 
 
-def entry_of(slot: str, settings: Settings) -> ModelEntry:
-    """The entry with this slot. Raises NotFound."""
+def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEntry:
+    """The entry with this slot; without a `hive_state` it is one of an installed Hive. Raises NotFound."""
     found = entries_of(settings)
     if slot not in found and settings.pool.found:
-        directory = ModelsDir(place_of(settings.inference.models_dir, is_installed=True, state=Path()))
-        found = entries_of(settings, directory.paths())
+        from hive.backends.models_dir import ModelsDir, place_of  # on the way of every start otherwise
+
+        setting = settings.inference.models_dir
+        place = place_of(setting, is_installed=hive_state is None, state=hive_state or Path())
+        found = entries_of(settings, ModelsDir(place).paths())
     if slot not in found:
         raise NotFound(f"no model of the pool has the slot {slot[:60]!r}", hint="hive pool --json lists them")
     return found[slot]
@@ -65,14 +72,18 @@ def read_grant(path: Path) -> SlotGrant:
         raise DependencyDown(
             f"{path}: {error.strerror}", hint="the helper writes it before it starts a server"
         ) from None
+    if len(data) > GRANT_MAX_BYTES:
+        raise BadRequest(f"{path} is larger than {GRANT_MAX_BYTES} bytes, so it is no grant")
     try:
-        return msgspec.json.decode(data[: GRANT_MAX_BYTES + 1], type=SlotGrant)
+        return msgspec.json.decode(data, type=SlotGrant)
     except msgspec.MsgspecError as error:
         raise BadRequest(f"{path} is no grant: {error}") from None
 
 
 def _size(path: Path) -> int:
     """Bytes of the model's files; 0 where they cannot be read: its server says so then."""
+    from hive.backends.model_files import find
+
     try:
         return find(path).size_bytes
     except (HiveError, OSError):

@@ -211,7 +211,7 @@ def another(row: SettingRow) -> str:
     if row.kind is str:
         candidates = ["/other", "10.0.0.7", "other", "https://h/v1", *row.expected.removeprefix("one of ").split(", ")]
     else:
-        candidates = ["0.5", "5000", "7", "1"]
+        candidates = ["0.5", "0.3", "5000", "7", "1"]
     for candidate in candidates:
         try:
             if parse(row, candidate) != row.default:
