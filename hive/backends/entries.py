@@ -6,18 +6,15 @@ at 107 bytes. Daemon, helper and supervisor make the same entries of the same se
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from hive.domain import BackendKind
-from hive.settings.pool import ModelRow
+from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
 
-SLUG_MAX = 20
 GGUF = ".gguf"
 
 
@@ -31,16 +28,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     row: ModelRow
     origin: str = ""
-
-
-def slot_id(name: str) -> str:
-    """The id of the slot of the model `name`.
-
-    >>> slot_id("meta-llama/Llama-3.1:8b"), slot_id("qwen3-8b")
-    ('meta-llama-llama-3-1-5e5b7f4f', 'qwen3-8b-f9b30c0d')
-    """
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:SLUG_MAX].strip("-")
-    return f"{slug or 'model'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> dict[str, ModelEntry]:

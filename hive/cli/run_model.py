@@ -13,11 +13,11 @@ from hive.settings.file import load
 
 def run_model(
     slot: Annotated[str, typer.Argument(metavar="SLOT", help="As `hive pool --json` names it.")],
-    grant: Annotated[Path, typer.Option(metavar="FILE", help="The memory it is given, as the helper wrote it.")],
-    socket: Annotated[Path, typer.Option(metavar="PATH", help="Where it listens.")],
-    state_dir: Annotated[Path, typer.Option(metavar="DIR", help="What it caches.")],
-    hive_state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Of the `hive up` it belongs to.")] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")] = None,
+    grant: Annotated[str, typer.Option(metavar="FILE", help="The memory it is given, as the helper wrote it.")],
+    socket: Annotated[str, typer.Option(metavar="PATH", help="Where it listens.")],
+    state_dir: Annotated[str, typer.Option(metavar="DIR", help="What it caches.")],
+    hive_state_dir: Annotated[str, typer.Option(metavar="DIR", help="Of the `hive up` it belongs to.")] = "",
+    config: Annotated[str, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")] = "",
 ) -> int:
     """Runs the server of one model of the pool, and ends when that does.
 
@@ -28,7 +28,11 @@ def run_model(
       hive run-model qwen3-8b-f9b30c0d --grant /run/hive/pool/qwen3-8b-f9b30c0d.json
         --socket /run/hive-inference/qwen3-8b-f9b30c0d.sock --state-dir /var/lib/hive/inference
     """
-    settings = load(config, env=os.environ).settings
+    # The paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
+    settings = load(Path(config) if config else None, env=os.environ).settings
     from hive.up.run_model import supervised
 
-    return supervised(slot, settings, grant=grant, socket=socket, state=state_dir, hive_state=hive_state_dir)
+    hive_state = Path(hive_state_dir) if hive_state_dir else None
+    return supervised(
+        slot, settings, grant=Path(grant), socket=Path(socket), state=Path(state_dir), hive_state=hive_state
+    )

@@ -153,29 +153,34 @@ class ModelPool:
         """Decides whenever a fact has changed, until cancelled."""
         while self.slots:
             try:
-                if not self._adopted.is_set():
-                    await self._adopt()
-                if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
-                    await self.look()
-                if time.monotonic() - self._read_at >= READ_S:
-                    await self._read_files()
+                wait_s = await self._pass()
             except LinkLost:
                 self._adopted.clear()
-                await asyncio.sleep(AGAIN_S)
-                continue
+                wait_s = AGAIN_S
             except HiveError as error:
                 log.error("pool_not_looked_at error=%s", error.message)
-                await asyncio.sleep(AGAIN_S)
-            self._changed.clear()
-            until = self._decide()
-            self._tell()
-            self._passed.set()
-            self._passed = asyncio.Event()
-            wait_s = LOOK_S if self._is_busy else IDLE_LOOK_S
-            if until is not None:
-                wait_s = max(0.0, min(wait_s, until - time.monotonic() + 0.001))
+                wait_s = AGAIN_S
+            except Exception:  # one fault of Hive's own does not end the pool
+                log.exception("pool_pass_failed")
+                wait_s = LOOK_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
+
+    async def _pass(self) -> float:
+        """Takes the facts anew and decides; in how many seconds at most again."""
+        if not self._adopted.is_set():
+            await self._adopt()
+        if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
+            await self.look()
+        if time.monotonic() - self._read_at >= READ_S:
+            await self._read_files()
+        self._changed.clear()
+        until = self._decide()
+        self._tell()
+        self._passed.set()
+        self._passed = asyncio.Event()
+        wait_s = LOOK_S if self._is_busy else IDLE_LOOK_S
+        return wait_s if until is None else max(0.0, min(wait_s, until - time.monotonic() + 0.001))
 
     def wake(self) -> None:
         """Has it decide anew."""

@@ -16,7 +16,7 @@ from hive.control.audit_log import AuditLog
 from hive.control.pooled_slot import PooledSlot, grant_of
 from hive.control.proxy_link import ProxyGates
 from hive.domain import BackendInfo, ModelInfo
-from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, TimedOut
+from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost
 from hive.link.pool import CrashBlame, SlotBusy, SlotClosed
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
@@ -42,6 +42,8 @@ BACK_LOOK_S = 0.05
 """Between two looks whether a server's memory is back."""
 AGAIN_S = 0.5
 ASK_AGAIN_S = 0.1
+TAKEN_OVER_S = 60.0
+"""A server that works already may answer questions so late."""
 CPU_MOVED_S = 0.01
 """A server that has used less between two looks has not computed."""
 PROFILE = TimeoutProfile()
@@ -75,7 +77,15 @@ class SlotSteps:
     def _begin(self, slot: PooledSlot, work: Coroutine[Any, Any, None], name: str) -> None:
         if slot.stepping is not None:
             slot.stepping.cancel()
-        slot.stepping = spawn(work, name=f"{name} {slot.model}")
+        slot.stepping = spawn(self._carry_out(slot, work), name=f"{name} {slot.model}")
+
+    async def _carry_out(self, slot: PooledSlot, work: Coroutine[Any, Any, None]) -> None:
+        """Does a step. A fault of Hive's own in it ends the server, so that no slot stays between two states."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("slot_step_failed model=%s state=%s", slot.model, slot.state)
+            await self._not_loaded(slot, HiveError(f"{type(error).__name__}: {error}"))
 
     # gates ------------------------------------------------------------------------------------------------------------
 
@@ -109,14 +119,18 @@ class SlotSteps:
         while True:
             try:
                 answer = await self._proxy_link.close_slot(slot.id, slot.generation, wait_s=wait_s, drain_s=drain_s)
-            except (LinkLost, TimedOut):
+            except LinkLost:
                 return None
+            except HiveError as error:
+                log.error("slot_not_closed model=%s error=%s", slot.model, error.message)
+                answer = None
             finally:
                 slot.told_row = None  # the gate is closed there, or not, whatever was told before
             if isinstance(answer, SlotClosed) or drain_s is None:
                 return answer
             await asyncio.sleep(ASK_AGAIN_S)
-            self._pool.say_all()
+            if answer is not None:
+                self._pool.say_all()
 
     # loading ----------------------------------------------------------------------------------------------------------
 
@@ -136,7 +150,7 @@ class SlotSteps:
             if is_new:
                 slot.process = await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot)))
             await self._came_up(slot)
-            backend, models = await self._told(slot)
+            backend, models = await self._told(slot, within_s=0.0 if is_new else TAKEN_OVER_S)
         except HiveError as error:
             await self._not_loaded(slot, error)
             return
@@ -178,9 +192,16 @@ class SlotSteps:
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
-    async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
+    async def _told(self, slot: PooledSlot, *, within_s: float) -> tuple[BackendInfo, list[ModelInfo]]:
         """The server and its model as it describes them; the size and the digest of the entry's file stay."""
-        backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
+        until = time.monotonic() + within_s
+        while True:
+            try:
+                backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
+                break
+            except BackendTimeout:  # one that an earlier daemon started is perhaps busy
+                if time.monotonic() >= until:
+                    raise
         info = self._pool.model_info(slot.entry)
         if told is not None:
             info = msgspec.structs.replace(

@@ -17,7 +17,7 @@ import msgspec
 from hive.domain import is_name
 from hive.errors import ConfigError, did_you_mean
 from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
-from hive.settings.pool import ModelRow
+from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, SettingRow, Settings, TenantRow, rows_of
 
 _TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
@@ -107,11 +107,11 @@ def model_files(directory: Path) -> list[Path]:
     """The files of models.d, by name: regular ones that end with .toml and do not begin with a dot."""
     try:
         found = sorted(directory.iterdir())
+        return [path for path in found if path.suffix == ".toml" and path.name[0] != "." and path.is_file()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise ConfigError(f"{directory}: {error.strerror}") from None
-    return [path for path in found if path.suffix == ".toml" and path.name[0] != "." and path.is_file()]
+        raise ConfigError(f"{directory}: {error.strerror}", hint="it must be readable, or not there") from None
 
 
 def _models_in(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -162,6 +162,8 @@ class _Draft:
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         self._named: dict[str, list[str]] = {kind: [] for kind in NAMED}
         """The names by kind, in the order in which they were told."""
+        self._told: dict[str, str] = {}
+        """Where each of them was told first, by section."""
         self._fields: dict[str, dict[str, str]] = {}
         self.origins: dict[str, SettingOrigin] = {}
         self.problems: list[str] = []
@@ -171,7 +173,7 @@ class _Draft:
         for number, section in sections:
             kind, name = named_section(section)
             if kind in NAMED and NAMED[kind].is_name(name):
-                self._know(kind, name)
+                self._know(kind, name, f"{self._name}:{number}")
             elif (target := _target_of(section)) in (EVERYWHERE, *TARGETS):
                 self._fields.setdefault(target, {})
             elif section not in SECTIONS:
@@ -227,7 +229,7 @@ class _Draft:
             if (match := _TENANT_VARIABLE.fullmatch(name)) is None:
                 continue
             if is_name(match[2]):
-                self._know("tenant", match[2])
+                self._know("tenant", match[2], name)
             else:
                 self.problems.append(f"{name}: {NO_TENANT}")
 
@@ -239,10 +241,11 @@ class _Draft:
                 near = did_you_mean(name, sorted(known)) or "hive config show lists them"
                 self.problems.append(f"{name}: no such setting; {near}")
 
-    def _know(self, kind: str, name: str) -> None:
+    def _know(self, kind: str, name: str, where: str) -> None:
         section = f"{kind} {name}"
         if section in self._tables:
             return
+        self._told[section] = where
         self._tables[section] = rows_of(section, NAMED[kind].row)
         self._values[section] = {}
         self._named[kind].append(name)
@@ -256,10 +259,9 @@ class _Draft:
             elif not NAMED["model"].is_name(name):
                 self.problems.append(f"{said}: {NO_MODEL}")
             elif f"model {name}" in self._tables:
-                first = next((str(at) for key, at in self.origins.items() if key.startswith(f"model {name}.")), "")
-                self.problems.append(f"{said}: described already{f' in {first}' if first else ''}")
+                self.problems.append(f"{said}: described already at {self._told[f'model {name}']}")
             else:
-                self._know("model", name)
+                self._know("model", name, where)
                 self._take_table(f"model {name}", values, said, where)
 
     def _take_table(self, section: str, values: Mapping[str, Any], said: str, where: str) -> None:
@@ -269,11 +271,9 @@ class _Draft:
             if row is None:
                 self.problems.append(f"{said} {key}: no such key{_nearest(key, known)}")
                 continue
-            text = ", ".join(map(str, value)) if key == "gpus" and isinstance(value, list) else value
+            is_list = key == "gpus" and isinstance(value, list) and all(isinstance(one, str) for one in value)
             try:
-                if isinstance(text, float) and not math.isfinite(text):
-                    raise ValueError(row.expected)
-                self._values[section][key] = _bounded(row, text)
+                self._values[section][key] = _of_toml(row, ", ".join(value) if is_list else value)
             except ValueError:
                 self.problems.append(f"{said} {key}: expected {row.expected}, found {value!r}")
             self.origins[f"{section}.{key}"] = SettingOrigin("file", where)
@@ -299,10 +299,13 @@ class _Draft:
 
     def check_models(self) -> None:
         """A model that cannot be started as it is described is a problem of the file."""
+        names: dict[str, str] = {}
         for name in self._named["model"]:
-            values = self._values[f"model {name}"]
-            where = next((at.where for key, at in self.origins.items() if key.startswith(f"model {name}.")), self._name)
-            if not values.get("file"):
+            values, where = self._values[f"model {name}"], self._told[f"model {name}"]
+            if (first := names.setdefault(slot_id(name), name)) != name:
+                told = self._told[f"model {first}"]
+                self.problems.append(f"{where}: [model {name}]: its slot's id is that of {first} at {told}: rename one")
+            if f"model {name}.file" not in self.origins:
                 self.problems.append(f"{where}: [model {name}]: file is missing: its GGUF file, or vLLM's directory")
             elif values.get("category") in ("image", "audio"):
                 self.problems.append(f"{where}: [model {name}] category: no server here makes images or sound yet")
@@ -383,6 +386,15 @@ def _bounded(row: SettingRow, value: object) -> object:
         return msgspec.convert(value, row.annotation)
     except msgspec.ValidationError:
         raise ValueError(row.expected) from None
+
+
+def _of_toml(row: SettingRow, value: object) -> object:
+    """The value as TOML has it: numbers are no truth values, and 4.0 is no whole number."""
+    if row.kind is int and type(value) is not int:
+        raise ValueError(row.expected)
+    if row.kind is float and (isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))):
+        raise ValueError(row.expected)
+    return _bounded(row, value)
 
 
 def _text(path: Path) -> str:

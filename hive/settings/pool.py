@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Annotated
 
 import msgspec
 
 from hive.settings.meta import setting_meta as _s
+
+SLUG_MAX = 20
 
 
 class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +88,13 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Annotated[
         str, _s("Whether it thinks where a request does not say: auto, on, off.", pattern="^(auto|on|off)$")
     ] = "auto"
+
+
+def slot_id(name: str) -> str:
+    """The id of the slot of the model `name`.
+
+    >>> slot_id("meta-llama/Llama-3.1:8b"), slot_id("qwen3-8b")
+    ('meta-llama-llama-3-1-5e5b7f4f', 'qwen3-8b-f9b30c0d')
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:SLUG_MAX].strip("-")
+    return f"{slug or 'model'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -18,13 +18,13 @@ import httpx
 import msgspec
 import pytest
 
-from hive.backends.entries import ModelEntry, slot_id
+from hive.backends.entries import ModelEntry
 from hive.control.entry_facts import FILE_TYPES, EntryFacts, entry_facts, model_info, read_facts, signature
 from hive.control.footprints import Footprints
 from hive.errors import StoreFull
 from hive.pool.estimate import EstimateSource, GgufShape, kv_cache_bytes
 from hive.pool.footprints import Footprint, FootprintKey
-from hive.settings.pool import ModelRow
+from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
 from hive.store import pool
 from hive.store.database import Database

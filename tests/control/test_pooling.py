@@ -424,3 +424,29 @@ async def test_a_pin_is_kept_for_the_next_daemon_and_goes_before_the_description
     assert box.pool.find("a").pinned_at is not None
     with pytest.raises(NotFound, match="no model"):
         await box.orders.pin("x", "uid:0")
+
+
+async def test_a_fault_of_hives_own_in_a_step_leaves_no_slot_between_two_states(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await world({"a": 60})
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(box.pool.steps, "_describe", broken)
+    box.ask("a")
+    await until(lambda: box.pool.find("a").failures == 1)
+    assert (box.state("a"), box.pool.find("a").grants) == ("cold", ())
+    assert box.servers.stopped == [box.id("a")]
+
+
+async def test_a_fault_of_hives_own_in_a_decision_does_not_end_the_pool(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await world({"a": 60})
+    with monkeypatch.context() as broken:
+        broken.setattr(box.pool, "_decide", lambda: 1 / 0)
+        box.ask("a")
+        await asyncio.sleep(0.05)
+    await box.until("a", "ready")

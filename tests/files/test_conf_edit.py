@@ -151,7 +151,7 @@ def test_a_change_cut_short_leaves_the_old_file_or_the_new_one(file: Path) -> No
                 running.kill()
         assert load(file, env={}).settings.proxy.port >= 1
         assert file.read_text().startswith("# mine\n[proxy]\nport = ")
-    set_value(file, "proxy.port", "7", dry_run=False)
+    set_value(file, "proxy.port", "65000", dry_run=False)
     assert os.listdir(file.parent) == ["hive.conf"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,100 +10,112 @@ import pytest
 from hive.backends.entries import entries_of
 from hive.errors import ConfigError
 from hive.files.conf_edit import set_value, unset_value
-from hive.settings.file import load, load_text
-from hive.settings.pool import ModelRow
+from hive.settings.file import FILE_MAX_BYTES, Loaded, load, load_text
 
 GOOD = "[model qwen3:8b]\nfile = /m/q.gguf\npin = yes\ngpus = GPU-1, GPU-2\n"
 
-
-def problems(text: str) -> list[str]:
-    with pytest.raises(ConfigError) as refused:
-        load_text(text, path=Path("hive.conf"), env={})
-    return refused.value.message.splitlines()
+SAME_SLOT = ("a-model-with-a-long-name-61320", "a-model-with-a-long-name-91226")
+"""Found by trying: their ids have the same slug and the same 8 hex digits."""
 
 
-def models_d(tmp_path: Path, **files: str) -> Path:
-    """A hive.conf beside a models.d with these files."""
-    (tmp_path / "models.d").mkdir()
+def loaded(directory: Path, conf: str = "", **files: str) -> Loaded:
+    (directory / "hive.conf").write_text(conf)
+    (directory / "models.d").mkdir(exist_ok=True)
     for name, text in files.items():
-        (tmp_path / "models.d" / f"{name}.toml").write_text(text)
-    conf = tmp_path / "hive.conf"
-    conf.write_text("")
-    return conf
+        (directory / "models.d" / f"{name}.toml").write_text(text)
+    return load(directory / "hive.conf", env={})
 
 
-def test_a_section_describes_a_model_and_the_line_of_each_value_is_known() -> None:
-    loaded = load_text(GOOD, path=Path("hive.conf"), env={})
-    assert loaded.settings.models == {"qwen3:8b": ModelRow(file="/m/q.gguf", pin=True, gpus="GPU-1, GPU-2")}
-    assert str(loaded.origins["model qwen3:8b.pin"]) == "file hive.conf:3"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[model -x]\nfile = /m\n", "hive.conf:1: [model -x]: a model's name is a letter or digit, then"),
-        ("[model a b]\nfile = /m\n", "hive.conf:1: [model a b]: a model's name"),
-        ("[model]\nfile = /m\n", "hive.conf:1: [model]: a model's name"),
-        ("[model x]\npin = yes\n", "hive.conf:2: [model x]: file is missing"),
-        ("[model x]\nfile = m.gguf\n", "hive.conf:2: [model x] file: expected an absolute path, found 'm.gguf'"),
-        ("[model x]\nfile = /m\nfle = 1\n", "hive.conf:3: [model x] fle: no such key; did you mean `file`?"),
-        (
-            "[model x]\nfile = /m\nparallel = -1\n",
-            "hive.conf:3: [model x] parallel: expected a whole number at least 0",
-        ),
-        ("[model x]\nfile = /m\nbackend = ollama\n", "hive.conf:3: [model x] backend: expected one of llama, vllm"),
-        ("[model x]\nfile = /m\nkeep_alive_s = nan\n", "hive.conf:3: [model x] keep_alive_s: expected a number"),
-        ("[model x]\nfile = /m\ncategory = image\n", "[model x] category: no server here makes images or sound yet"),
-        ("[pool]\nswap_share = 1\n", "hive.conf:2: [pool] swap_share: expected a number above 0"),
-        ("[modle x]\nfile = /m\n", "hive.conf:1: [modle x]: no such section"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_line_and_key(text: str, problem: str) -> None:
-    assert any(problem in line for line in problems(text)), problems(text)
-
-
-def test_files_of_models_d_are_read_in_order_with_the_types_of_toml(tmp_path: Path) -> None:
-    conf = models_d(
+def test_both_places_describe_models(tmp_path: Path) -> None:
+    found = loaded(
         tmp_path,
-        b='[model."org/b:1"]\nfile = "/m/b"\nbackend = "vllm"\ngpus = ["GPU-1", "GPU-2"]\n',
-        a='[model.a]\nfile = "/m/a.gguf"\nkeep_alive_s = 2.5\npin = true\n',
+        "[model org/a.b:8b]\nfile = /m/a.gguf\npin = yes\n",
+        more='[model."c"]\nfile = "/m/c.gguf"\ngpus = ["GPU-1", "GPU-2"]\nkeep_alive_s = 5\n',
     )
-    (tmp_path / "models.d" / ".hidden.toml").write_text("nonsense")
-    (tmp_path / "models.d" / "notes.txt").write_text("nonsense")
-    (tmp_path / "models.d" / "dir.toml").mkdir()
-    models = load(conf, env={}).settings.models
-    assert list(models) == ["a", "org/b:1"]
-    assert models["a"] == ModelRow(file="/m/a.gguf", keep_alive_s=2.5, pin=True)
-    assert models["org/b:1"].gpus == "GPU-1, GPU-2"
+    assert list(found.settings.models) == ["org/a.b:8b", "c"]
+    assert found.settings.models["org/a.b:8b"].pin
+    assert (found.settings.models["c"].gpus, found.settings.models["c"].keep_alive_s) == ("GPU-1, GPU-2", 5)
+    assert str(found.origins["model c.file"]) == f"file {tmp_path}/models.d/more.toml"
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("conf", "toml", "said"),
     [
-        ("nonsense", "a.toml: Expected"),
-        ('[models.x]\nfile = "/m"\n', 'a.toml: [models]: expected [model."NAME"] and nothing else'),
-        ("model = 3\n", "a.toml: model: expected tables"),
-        ("[model]\nx = 3\n", "a.toml: [model.'x']: expected a table of settings"),
-        ('[model."a b"]\nfile = "/m"\n', "a.toml: [model.'a b']: a model's name is"),
-        ('[model.x]\nfile = "/m"\npin = "yes"\n', "a.toml: [model.'x'] pin: expected true or false, found 'yes'"),
-        ('[model.x]\nfile = "/m"\nparallel = true\n', "a.toml: [model.'x'] parallel: expected a whole number"),
-        ('[model.x]\nfile = "/m"\nkeep_alive_s = inf\n', "a.toml: [model.'x'] keep_alive_s: expected a number"),
-        ('[model.x]\nfile = "/m"\nfle = 1\n', "a.toml: [model.'x'] fle: no such key; did you mean `file`?"),
-        ("[model.x]\npin = true\n", "a.toml: [model x]: file is missing"),
-        ("#" * (1 << 20) + "\n", "a.toml: larger than 1048576 bytes"),
+        ("[model a]\npin = 1\n", "", "hive.conf:1: [model a]: file is missing"),
+        ("[model a]\n", "", "hive.conf:1: [model a]: file is missing"),
+        ("[model a b]\nfile = /x\n", "", "hive.conf:1: [model a b]: a model's name is"),
+        ("[model a]\nfile = /x\ncontext = -1\n", "", "hive.conf:3: [model a] context: expected"),
+        ("[model a]\nfile = /x\nctx = 1\n", "", "hive.conf:3: [model a] ctx: no such key"),
+        ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:3: [model a] backend: expected one of llama, vllm"),
+        ("[model a]\nfile = /x\ncategory = image\n", "", "no server here makes images"),
+        ("[model a.b]\nfile = /x\n[model a]\npin = 1\n", "", "hive.conf:3: [model a]: file is missing"),
+        ("\n[model a]\nfile = /x\n", '[model.a]\nfile="/y"\n', "described already at {}/hive.conf:2"),
+        ("", '[model.a]\nfile="/y"\ncontxt=1\n', "m.toml: [model.'a'] contxt: no such key; did you mean `context`?"),
+        ("", '[model.a]\nfile="/y"\npin=1\n', "m.toml: [model.'a'] pin: expected true or false, found 1"),
+        ("", '[model.a]\nfile="/y"\ncontext=true\n', "context: expected a whole number"),
+        ("", '[model.a]\nfile="/y"\ncontext=4096.0\n', "context: expected a whole number"),
+        ("", '[model.a]\nfile="/y"\nkeep_alive_s=nan\n', "keep_alive_s: expected a number"),
+        ("", '[model.a]\nfile="/y"\ngpus=[0]\n', "gpus: expected"),
+        ("", "model = 1\n", "m.toml: model: expected tables"),
+        ("", "[model]\na = 1\n", "expected a table of settings"),
+        ("", "[proxy]\nport = 1\n", "m.toml: [proxy]: expected [model."),
+        ("", '[model."a b"]\nfile="/x"\n', "m.toml: [model.'a b']: a model's name is"),
+        ("", "[model", "m.toml: "),
+        ("", "#" * (FILE_MAX_BYTES + 1), "larger than"),
     ],
 )
-def test_what_is_wrong_in_models_d_is_told_with_its_file(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load(models_d(tmp_path, a=text), env={})
-    assert problem in refused.value.message
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, conf: str, toml: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, conf, m=toml)
+    assert said.format(tmp_path) in caught.value.message
 
 
-def test_a_model_that_is_described_twice_is_told_with_both_places(tmp_path: Path) -> None:
-    conf = models_d(tmp_path, a='[model."qwen3:8b"]\nfile = "/m"\n')
-    conf.write_text(GOOD)
-    with pytest.raises(ConfigError, match=r"a\.toml: .*: described already in file .*hive\.conf:2"):
-        load(conf, env={})
+def test_a_wrong_file_is_not_told_as_a_missing_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, "[model a]\nfile = here.gguf\n")
+    assert caught.value.message.count("\n") == 0
+    assert "hive.conf:2: [model a] file: expected an absolute path" in caught.value.message
+
+
+def test_two_names_of_one_slot_are_a_problem(tmp_path: Path) -> None:
+    one, other = SAME_SLOT
+    with pytest.raises(ConfigError, match=f"its slot's id is that of {one}"):
+        loaded(tmp_path, f"[model {one}]\nfile = /x\n[model {other}]\nfile = /y\n")
+
+
+def test_one_name_in_two_files_names_the_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"b\.toml: .*described already at .*a\.toml"):
+        loaded(tmp_path, a='[model.x]\nfile="/x"\n', b='[model.x]\nfile="/x"\n')
+
+
+def test_odd_files_are_passed_over(tmp_path: Path) -> None:
+    directory = tmp_path / "models.d"
+    directory.mkdir()
+    (directory / ".hidden.toml").write_text("[")
+    (directory / "note.txt").write_text("[")
+    (directory / "dir.toml").mkdir()
+    os.mkfifo(directory / "pipe.toml")
+    (directory / "gone.toml").symlink_to("/nowhere")
+    assert loaded(tmp_path).settings.models == {}
+
+
+def test_a_file_that_is_no_text_is_said(tmp_path: Path) -> None:
+    (tmp_path / "models.d").mkdir()
+    (tmp_path / "models.d" / "m.toml").write_bytes(b"\n\xff")
+    with pytest.raises(ConfigError, match=r"m\.toml:2: not UTF-8"):
+        loaded(tmp_path)
+
+
+def test_a_model_of_models_d_is_not_described_twice_by_a_change(tmp_path: Path) -> None:
+    """`hive config set` looked at hive.conf alone, and left one that could not be read again."""
+    loaded(tmp_path, "[model a.b]\nfile = /x\n", m='[model.c]\nfile="/x"\n')
+    conf = tmp_path / "hive.conf"
+    set_value(conf, "model a.b.pin", "true", dry_run=False)
+    assert load(conf, env={}).settings.models["a.b"].pin
+    before = conf.read_text()
+    with pytest.raises(ConfigError):
+        set_value(conf, "model c.file", "/y", dry_run=False)
+    assert conf.read_text() == before
 
 
 def test_no_variable_of_the_environment_is_a_models() -> None:
@@ -119,13 +132,6 @@ def test_a_models_setting_is_set_and_taken_back_also_where_its_name_has_dots(tmp
     assert load(conf, env={}).settings.models["llama-3.1:8b"].pin
     unset_value(conf, "model llama-3.1:8b.pin", dry_run=False)
     assert conf.read_text() == "[model llama-3.1:8b]\nfile = /m/l.gguf\n"
-
-
-def test_a_change_is_checked_together_with_models_d(tmp_path: Path) -> None:
-    conf = models_d(tmp_path, a='[model.x]\nfile = "/m"\n')
-    with pytest.raises(ConfigError, match="described already"):
-        set_value(conf, "model x.file", "/n", dry_run=False)
-    assert conf.read_text() == ""
 
 
 def test_entries_have_the_ids_of_slots_and_what_is_found_comes_after_what_is_described() -> None:
