@@ -6,7 +6,6 @@ A step is done when its plan is empty. What a step does it can do again, whereve
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ from hive.errors import WrongState
 from hive.files import layout, share
 from hive.files.layout import Layout
 from hive.files.share import Managed
-from hive.host.files import link_whole, remove, translated, write_whole
+from hive.host.files import link_whole, remove, remove_tree, translated, write_whole
 from hive.install import conf_file
 from hive.install.manifest import InstallManifest, mark_at, mark_of, missing_directories
 
@@ -237,12 +236,7 @@ class Configuration(QuietStep):
         if not purge:
             return
         if self._has_models:  # before hive.conf, by which it is known whose it is
-            descriptions = self._box.at(layout.MODELS_D)
-            with translated(descriptions):
-                if descriptions.is_dir() and not descriptions.is_symlink():
-                    shutil.rmtree(descriptions)
-                else:
-                    remove(descriptions)
+            remove_tree(self._box.at(layout.MODELS_D))
         self._box.take_away(self.paths)
 
     @property

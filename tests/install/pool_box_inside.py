@@ -156,6 +156,10 @@ def crashed(two: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def is_another(unit: str, pid: str) -> Callable[[], bool]:
+    return lambda: main_pid(unit) not in (pid, "0")
+
+
 def kill_each(two: dict[str, str]) -> dict[str, Any]:
     """kill -9 of what decides, starts and relays: the models go on, and the pool is known again."""
     found = {}
@@ -163,7 +167,7 @@ def kill_each(two: dict[str, str]) -> dict[str, Any]:
     for unit in ("hive-daemon", "hive-sandbox", "hive-proxy"):
         old = main_pid(unit)
         os.kill(int(old), 9)
-        until(f"{unit} is back", lambda unit=unit, old=old: main_pid(unit) not in (old, "0"))
+        until(f"{unit} is back", is_another(unit, old))
         until("the pool is known", are(two))
         until("alpha answers", lambda: answered("alpha") == (200, "alpha"))
         found[unit] = main_pids() == before
