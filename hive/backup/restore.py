@@ -376,8 +376,11 @@ def _staging(part: BackupPart) -> Path:
 def _staging_made(part: BackupPart) -> Path:
     """Makes models.d, where it is not there, for what is staged in it."""
     if part.describes_models:
-        with translated(part.path.parent):
-            part.path.parent.mkdir(mode=0o755, exist_ok=True)
+        directory = part.path.parent
+        with translated(directory):
+            if not directory.is_dir():
+                directory.mkdir()
+                directory.chmod(0o755)  # whatever the umask: the services read it as other users
     return _staging(part)
 
 

@@ -192,8 +192,8 @@ class ModelPool:
         await self._passed.wait()
 
     async def close(self) -> None:
-        """Ends the steps; servers go on, for the next daemon. One that ends from now on has not crashed: with the machine
-        everything ends at once."""
+        """Ends the steps; servers go on, for the next daemon. One that ends from now on has not crashed: with the
+        machine everything ends at once."""
         self._is_closing = True
         tasks = [slot.stepping for slot in self.slots.values() if slot.stepping is not None]
         for task in tasks:

@@ -422,7 +422,11 @@ def test_descriptions_of_models_come_back_where_there_were_none(box: HiveFiles, 
     backup(box, tmp_path / "b.tar", with_secrets=False)
     path.unlink()
     path.parent.rmdir()
-    restore(box, tmp_path / "b.tar")
+    before_mask = os.umask(0o077)
+    try:
+        restore(box, tmp_path / "b.tar")
+    finally:
+        os.umask(before_mask)
     assert tree_of(box) == before
     assert (stat.S_IMODE(path.parent.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o755, 0o644)
 
