@@ -494,13 +494,13 @@ class Daemon:
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
+        await self._pool.close()  # before anything that takes time: the models may be ending, too
         api, self._api = self._api, None
         if api is not None:
             await api.close()
         for task in self._tasks:
             task.cancel()
         self._switcher.close()
-        await self._pool.close()
         self._models.close()
         self._active.hold()
         self._scheduler.close()

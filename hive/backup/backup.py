@@ -42,7 +42,7 @@ def backup(place: HiveFiles, target: Path, *, with_secrets: bool, with_responses
 
 def _backup(place: HiveFiles, target: Path, *, with_secrets: bool, with_responses: bool) -> ArchiveManifest:
     contents: dict[str, Path | bytes] = {}
-    for part in place.parts.values():
+    for part in (*place.parts.values(), *place.models()):
         if part.name in STORES or (part.is_secret and not with_secrets):
             continue
         with translated(part.path), contextlib.suppress(FileNotFoundError):

@@ -34,10 +34,12 @@ from hive.backup import archive
 from hive.backup.archive import ArchiveManifest
 from hive.errors import BadRequest, ConfigError, NotFound, WrongState
 from hive.files import secrets
-from hive.files.backup_contents import DATABASE, RESPONSES, STORES, BackupPart, HiveFiles
+from hive.files.backup_contents import DATABASE, RESPONSES, STORES, BackupPart, HiveFiles, is_model_file
+from hive.files.layout import MODELS_D
 from hive.files.offline_audit import noted
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.paths import make_private
+from hive.settings.file import load_text
 from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
@@ -46,18 +48,22 @@ from hive.store.responses import VERSION as RESPONSES_VERSION
 from hive.store.second_copy import copy_of
 
 Found = TypeVar("Found")
+CONF = "hive.conf"
+STAGED = ".hive-restore"
 SIDES = ("-wal", "-shm", "-journal")
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20
 """linux/fs.h, of 64 bits; what `lsattr` reads, and its `a`."""
 
 
-class RestorePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RestorePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The files that are replaced, by their names in the backup, and what the old ones are called from then on.
 
     No path is in it: it lies where the daemon may write, and is carried out by root.
     """
 
     names: list[str]
+    gone: list[str] = []
+    """Files of models.d that the backup does not have."""
     stamp: Annotated[str, msgspec.Meta(pattern="^[0-9T]{15}(-[0-9]{1,6})?$")]
 
 
@@ -77,8 +83,8 @@ def look(place: HiveFiles, source: Path) -> RestoreDone:
     if not source.exists():
         raise NotFound(f"there is no {source}")
     with tempfile.TemporaryDirectory(prefix="hive-restore-") as name:
-        staged = {part.name: Path(name, str(number)) for number, part in enumerate(place.parts.values())}
-        manifest, parts = _staged(place, source, staged)
+        numbers = count()
+        manifest, parts = _staged(place, source, lambda _: Path(name, str(next(numbers))))
     return RestoreDone(manifest, {part.name: part.path for part in parts}, _left_out(manifest, parts), [], [])
 
 
@@ -109,7 +115,7 @@ def _restore(place: HiveFiles, source: Path | None) -> RestoreDone:
         if source is None:
             return RestoreDone(None, {}, [], [], finished)
         try:
-            manifest, parts = _staged(place, source, {part.name: _staging(part) for part in place.parts.values()})
+            manifest, parts = _staged(place, source, _staging_made)
             for part in parts:
                 _give(_staging(part), part)
             for part in parts:
@@ -118,10 +124,15 @@ def _restore(place: HiveFiles, source: Path | None) -> RestoreDone:
         except BaseException:
             _remove_staged(place)
             raise
-        plan = RestorePlan([part.name for part in parts], _free_stamp(parts))
+        gone = _gone(place, parts)
+        plan = RestorePlan(
+            names=[part.name for part in parts],
+            gone=[part.name for part in gone],
+            stamp=_free_stamp([*parts, *gone]),
+        )
         _write_plan(place, plan)
         finish(place)
-        kept = [path for part in parts if os.path.lexists(path := _kept(part, plan.stamp))]
+        kept = [path for part in (*parts, *gone) if os.path.lexists(path := _kept(part, plan.stamp))]
         beside = (_kept_heads(place.database, plan.stamp), _stamped(copy_of(place.database), plan.stamp))
         kept += [path for path in beside if os.path.lexists(path)]
         if place.layout is not None and any(part.is_secret for part in parts):
@@ -134,7 +145,8 @@ def finish(place: HiveFiles) -> list[Path]:
     path = plan_of(place.database)
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RestorePlan)
-        parts = [place.parts[name] for name in plan.names]
+        parts = [_part(place, name) for name in plan.names]
+        gone = [part for name in plan.gone if (part := _part(place, name)).describes_models]
     except FileNotFoundError:
         return []
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
@@ -144,10 +156,22 @@ def finish(place: HiveFiles) -> list[Path]:
     for part in parts:
         with translated(part.path):
             _carry_out(part, plan.stamp)
+    for part in gone:
+        with translated(part.path), contextlib.suppress(FileNotFoundError):
+            os.rename(part.path, _kept(part, plan.stamp))
+            sync(part.path.parent)
     with translated(path):
         path.unlink()
         sync(path.parent)
     return [part.path for part in parts]
+
+
+def _part(place: HiveFiles, name: str) -> BackupPart:
+    """Raises KeyError."""
+    found = place.part(name)
+    if found is None:
+        raise KeyError(name)
+    return found
 
 
 def _carry_out(part: BackupPart, stamp: str) -> None:
@@ -174,17 +198,21 @@ def _carry_out(part: BackupPart, stamp: str) -> None:
 # --- before the plan -----------------------------------------------------------------------------------------------
 
 
-def _staged(place: HiveFiles, source: Path, targets: Mapping[str, Path]) -> tuple[ArchiveManifest, list[BackupPart]]:
-    """Everything in the archive that has a place here, at `targets`, and found to be right."""
+def _staged(
+    place: HiveFiles, source: Path, target_of: Callable[[BackupPart], Path]
+) -> tuple[ArchiveManifest, list[BackupPart]]:
+    """Everything in the archive that has a place here, each at its target, and found to be right."""
+    targets: dict[str, Path] = {}
 
     def choose(manifest: ArchiveManifest) -> Mapping[str, Path]:
         names = [packed.name for packed in manifest.files]
         if DATABASE not in names:
             raise BadRequest("there is no database in this backup")
-        return {name: targets[name] for name in names if name in place.parts}
+        targets.update({part.name: target_of(part) for name in names if (part := place.part(name)) is not None})
+        return targets
 
     manifest = archive.read(source, choose)
-    parts = [place.parts[packed.name] for packed in manifest.files if packed.name in place.parts]
+    parts = [part for packed in manifest.files if (part := place.part(packed.name)) is not None]
     for part in parts:
         if part.name == DATABASE:
             check_database(targets[part.name])
@@ -192,7 +220,29 @@ def _staged(place: HiveFiles, source: Path, targets: Mapping[str, Path]) -> tupl
             check_responses(targets[part.name])
         else:
             part.check(targets[part.name].read_bytes())
+    _check_models(targets)
     return manifest, parts
+
+
+def _check_models(targets: Mapping[str, Path]) -> None:
+    """Raises BadRequest where no daemon would start with these files of models.d."""
+    files = {name: path for name, path in targets.items() if is_model_file(name)}
+    text = targets[CONF].read_text() if CONF in targets else ""
+    try:
+        load_text(text, env={}, model_files=files.values())
+    except ConfigError as error:
+        said = error.message
+        for name, path in files.items():
+            said = said.replace(str(path), name)
+        raise BadRequest(f"a description of a model in it is wrong: {said}") from None
+
+
+def _gone(place: HiveFiles, parts: list[BackupPart]) -> list[BackupPart]:
+    """The files of models.d that were not there when the backup was made: with hive.conf, it says all models."""
+    names = {part.name for part in parts}
+    if CONF not in names:
+        return []
+    return [part for part in place.models() if part.name not in names]
 
 
 def check_database(path: Path) -> None:
@@ -277,7 +327,7 @@ def _refuse_append_only(heads: Path) -> None:
 
 def _write_plan(place: HiveFiles, plan: RestorePlan) -> None:
     """From here on it is carried out, whatever happens."""
-    for directory in {place.parts[name].path.parent for name in plan.names}:
+    for directory in {_part(place, name).path.parent for name in plan.names}:
         with translated(directory):
             sync(directory)
     content = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
@@ -288,6 +338,11 @@ def _remove_staged(place: HiveFiles) -> None:
     for part in place.parts.values():
         with translated(part.path), contextlib.suppress(FileNotFoundError):
             _staging(part).unlink()
+    if place.layout is not None:
+        models = place.layout.at(MODELS_D)
+        for path in models.glob(f".*{STAGED}"):
+            with translated(path):
+                path.unlink(missing_ok=True)
 
 
 def _give(staged: Path, part: BackupPart) -> None:
@@ -315,7 +370,18 @@ def _owner_of(path: Path) -> Owner:
 
 
 def _staging(part: BackupPart) -> Path:
-    return part.path.with_name(f".{part.path.name}.hive-restore")
+    return part.path.with_name(f".{part.path.name}{STAGED}")
+
+
+def _staging_made(part: BackupPart) -> Path:
+    """Makes models.d, where it is not there, for what is staged in it."""
+    if part.describes_models:
+        directory = part.path.parent
+        with translated(directory):
+            if not directory.is_dir():
+                directory.mkdir()
+                directory.chmod(0o755)  # whatever the umask: the services read it as other users
+    return _staging(part)
 
 
 def _kept(part: BackupPart, stamp: str) -> Path:

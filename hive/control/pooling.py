@@ -107,6 +107,7 @@ class ModelPool:
         self._reading: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
+        self._is_closing = False
         self._seen_at = self._read_at = float("-inf")
         self.reading = MemoryReading((), {}, {})
         self.slots: dict[str, PooledSlot] = {}
@@ -158,7 +159,7 @@ class ModelPool:
 
     async def run(self) -> None:
         """Decides whenever a fact has changed, until cancelled."""
-        while self.slots:
+        while self.slots and not self._is_closing:
             try:
                 wait_s = await self._pass()
             except LinkLost:
@@ -199,7 +200,9 @@ class ModelPool:
         await self._passed.wait()
 
     async def close(self) -> None:
-        """Ends the steps; servers go on, for the next daemon."""
+        """Ends the steps; servers go on, for the next daemon. One that ends from now on has not crashed: with the
+        machine everything ends at once."""
+        self._is_closing = True
         tasks = [slot.stepping for slot in self.slots.values() if slot.stepping is not None]
         for task in tasks:
             task.cancel()
@@ -276,7 +279,9 @@ class ModelPool:
     def slot_moved(self, process: SlotProcess) -> None:
         """The helper says that a server serves, or has ended."""
         slot = self.slots.get(process.id)
-        if slot is None or slot.state not in HELD or (slot.process is not None and slot.process.run != process.run):
+        if self._is_closing or slot is None or slot.state not in HELD:
+            return
+        if slot.process is not None and slot.process.run != process.run:
             return
         slot.saw(process)
         self._see_end(slot)
@@ -423,7 +428,7 @@ class ModelPool:
 
     def _decide(self) -> float | None:
         """Carries out moves until there is none; when to decide again, None if only a change of facts matters."""
-        if not self._adopted.is_set() or not self.reading.accounts:
+        if self._is_closing or not self._adopted.is_set() or not self.reading.accounts:
             return None
         for _ in range(MOVES_MAX):
             now = time.monotonic()

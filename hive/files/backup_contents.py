@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,22 @@ from typing import NamedTuple
 import msgspec
 
 from hive.errors import BadRequest, ConfigError, NotFound
-from hive.files.layout import CONF_FILE, POLICY_FILE, RUNTIMES, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.files.layout import (
+    CONF_FILE,
+    CONFIGURATION,
+    MODELS_D,
+    POLICY_FILE,
+    RUNTIMES,
+    SECRETS,
+    STATE,
+    TARGET,
+    UNITS,
+    Layout,
+)
 from hive.files.ports import Remembered
 from hive.host import policy_file
 from hive.paths import default_state_dir, runtime_dir
-from hive.settings.file import load_text
+from hive.settings.file import load_text, model_files
 from hive.settings.table import Paths
 
 DATABASE = "hive.db"
@@ -24,6 +36,11 @@ STORES = frozenset({DATABASE, RESPONSES})
 """SQLite's files, which are more than one file while they are open."""
 PORTS = "ports.json"
 BOX_KEY_BYTES = 32
+MODELS = "models.d"
+"""Files of models.d are parts by their own names: the only parts that are not in a table of ours."""
+_MODEL_FILE = re.compile(rf"{re.escape(MODELS)}/(?!\.)[^/\\\x00-\x1f\x7f]+\.toml")
+NAME_MAX_BYTES = 100
+"""Of a file in a tar."""
 SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "api-token")
 
 
@@ -38,6 +55,10 @@ class BackupPart(NamedTuple):
     @property
     def is_secret(self) -> bool:
         return self.name.startswith("secrets/")
+
+    @property
+    def describes_models(self) -> bool:
+        return self.name.startswith(f"{MODELS}/")
 
 
 class HiveFiles(NamedTuple):
@@ -54,6 +75,36 @@ class HiveFiles(NamedTuple):
     @property
     def database(self) -> Path:
         return self.parts[DATABASE].path
+
+    def part(self, name: str) -> BackupPart | None:
+        """The part of this name; None for what has no place here."""
+        if self.layout is None or not is_model_file(name):
+            return self.parts.get(name)
+        return BackupPart(name, self.layout.at(CONFIGURATION) / name, 0o644, len)
+
+    def models(self) -> list[BackupPart]:
+        """The files of models.d that are there now. Raises BadRequest for a name that no backup takes."""
+        found = [] if self.layout is None else model_files(self.layout.at(MODELS_D))
+        for path in found:
+            if not is_model_file(f"{MODELS}/{path.name}"):
+                raise BadRequest(f"{path}: no backup takes a file of that name", hint="rename it")
+        parts = [self.part(f"{MODELS}/{path.name}") for path in found]
+        return [part for part in parts if part is not None]
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a part of this name is a file of models.d. It names nothing outside of it.
+
+    >>> [is_model_file(f"models.d/{name}") for name in ("seed.toml", "../x.toml", ".x.toml", "a/b.toml", "x.conf")]
+    [True, False, False, False, False]
+    >>> is_model_file("modelsxd/seed.toml")
+    False
+    """
+    try:
+        is_short = len(name.encode()) <= NAME_MAX_BYTES
+    except UnicodeEncodeError:
+        return False
+    return is_short and _MODEL_FILE.fullmatch(name) is not None
 
 
 def place_of(*, state_dir: Path | None, prefix: Path, uid: int, env: Mapping[str, str]) -> HiveFiles:

@@ -85,6 +85,7 @@ def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool
     with _alone(real.parent, dry_run=dry_run):
         before, mode, owner = _read(real)
         after = edit(before)
+        _refuse_elsewhere(file, name, is_new=f"[{name.section}]" not in before)
         load_text(after, path=file, env={}, model_files=model_files(file.parent / MODELS_D))
         if after != before and not dry_run:
             write_whole(real, after.encode(), mode=mode, owner=owner)
@@ -92,6 +93,18 @@ def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool
         difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(file), f"{file} (new)", n=1)
     )
     return Change(file, name, value_in(before, name), value_in(after, name), diff, applied_by(name))
+
+
+def _refuse_elsewhere(file: Path, name: Name, *, is_new: bool) -> None:
+    """Raises ConfigError for a model that a file of models.d describes: no section of hive.conf adds to that."""
+    kind, _, model = name.section.partition(" ")
+    if kind != "model" or not is_new:
+        return
+    described = load_text("", env={}, model_files=model_files(file.parent / MODELS_D))
+    if model in described.settings.models:
+        where = described.origins[f"{name.section}.file"].where
+        hint = f"set it there, or: hive model pin {model}" if name.key == "pin" else "set it there"
+        raise ConfigError(f"{name}: {model} is described in {where}", hint=hint)
 
 
 def applied_by(name: Name) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,18 @@ def remove(path: Path) -> None:
         for leftover in (beside(path), path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(leftover)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory with all that is in it, or a file, or a link; nothing is done where there is none.
+
+    Raises NotPermitted, StoreFull.
+    """
+    with translated(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync(directory: Path) -> None:

@@ -14,7 +14,7 @@ from hive.errors import WrongState
 from hive.files import layout, share
 from hive.files.layout import Layout
 from hive.files.share import Managed
-from hive.host.files import link_whole, remove, translated, write_whole
+from hive.host.files import link_whole, remove, remove_tree, translated, write_whole
 from hive.install import conf_file
 from hive.install.manifest import InstallManifest, mark_at, mark_of, missing_directories
 
@@ -228,11 +228,21 @@ class Configuration(QuietStep):
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         known = [path for path in self._contents() if self._box.manifest.knows(path)]
+        if self._has_models:
+            known.append(layout.MODELS_D)
         return [f"{'remove' if purge else 'keep'} {path}" for path in known]
 
     def undo(self, *, purge: bool) -> None:
-        if purge:
-            self._box.take_away(self.paths)
+        if not purge:
+            return
+        if self._has_models:  # before hive.conf, by which it is known whose it is
+            remove_tree(self._box.at(layout.MODELS_D))
+        self._box.take_away(self.paths)
+
+    @property
+    def _has_models(self) -> bool:
+        """Whether there are descriptions of models that belong to a hive.conf of Hive's."""
+        return self._box.manifest.knows(layout.CONF_FILE) and os.path.lexists(self._box.at(layout.MODELS_D))
 
     @property
     def paths(self) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from hive.errors import HiveError
 from hive.files import layout, secrets, share
 from hive.files.directory_list import Directory, parse_tmpfiles
 from hive.host import program, zram
-from hive.host.files import give_tree, remove, translated
+from hive.host.files import give_tree, remove, remove_tree
 from hive.host.memory import read_memory
 from hive.install.steps import SAVED, Box, QuietStep
 
@@ -150,12 +149,12 @@ class Directories(QuietStep):
 
     def undo(self, *, purge: bool) -> None:
         for path in layout.RUNTIMES:
-            _remove_tree(self._box.at(path))
+            remove_tree(self._box.at(path))
         state = self._box.at(layout.STATE)
         if purge:
             for entry in state.iterdir() if state.is_dir() else ():
                 if entry.name != MANIFEST_NAME:
-                    _remove_tree(entry)
+                    remove_tree(entry)
         elif self._box.layout.live:
             # A user that gets these numbers next, when these users are gone, must not get their files.
             uids, gids = _ids_of(self._box.manifest.users, self._box.manifest.groups)
@@ -192,14 +191,6 @@ def _ids_of(users: Sequence[str], groups: Sequence[str]) -> tuple[set[int], set[
     """Never root's, whatever is in the manifest."""
     uids = {entry.pw_uid for entry in pwd.getpwall() if entry.pw_name in users}
     return uids - {0}, {entry.gr_gid for entry in grp.getgrall() if entry.gr_name in groups} - {0}
-
-
-def _remove_tree(path: Path) -> None:
-    with translated(path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 # --- secrets -----------------------------------------------------------------------------------------------------
@@ -307,7 +298,7 @@ class OldVersions(QuietStep):
 
     def do(self) -> None:
         for name in self._versions():
-            _remove_tree(self._box.at(self._box.layout.version(name)))
+            remove_tree(self._box.at(self._box.layout.version(name)))
 
     def _versions(self) -> list[str]:
         top = self._box.at(layout.VERSIONS)
@@ -331,7 +322,7 @@ class SwapOffer(QuietStep):
 
 def remove_code(box: Box) -> None:
     """Takes away the environments, also the one this runs from: nothing more is imported after this."""
-    _remove_tree(box.at(layout.CODE))
+    remove_tree(box.at(layout.CODE))
 
 
 def previous(box: Box) -> str:

@@ -28,7 +28,7 @@ from hive.cli.main import main
 from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.files.backup_contents import DATABASE, RESPONSES, SECRET_NAMES, HiveFiles, installed, of_up, place_of
-from hive.files.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.files.layout import CONF_FILE, MODELS_D, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
 from hive.files.secrets import SECRETS as ALL_SECRETS
 from hive.files.secrets import generate
 from hive.install import conf_file
@@ -92,10 +92,19 @@ def box(tmp_path: Path) -> HiveFiles:
     return place
 
 
+def model_file(place: HiveFiles, name: str, text: str = "") -> Path:
+    """A file of models.d that describes one model of the same name, or what `text` says."""
+    assert place.layout is not None
+    path = place.layout.at(MODELS_D) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text or f'[model."{path.stem}"]\nfile = "/srv/{path.stem}.gguf"\n')
+    return path
+
+
 def tree_of(place: HiveFiles) -> dict[str, bytes]:
     """What a Hive is: of the database its agents, because SQLite may write the same in other bytes."""
     found = {}
-    for part in place.parts.values():
+    for part in (*place.parts.values(), *place.models()):
         if part.path.exists():
             found[part.name] = (
                 " ".join(names_in(part.path)).encode() if part.name == DATABASE else part.path.read_bytes()
@@ -105,6 +114,8 @@ def tree_of(place: HiveFiles) -> dict[str, bytes]:
 
 def leftovers(place: HiveFiles) -> list[str]:
     directories = {part.path.parent for part in place.parts.values()}
+    if place.layout is not None and place.layout.at(MODELS_D).exists():
+        directories.add(place.layout.at(MODELS_D))
     return [
         path.name
         for directory in directories
@@ -388,6 +399,93 @@ def test_a_configuration_that_no_service_would_take_is_refused(
     assert leftovers(box) == []
 
 
+def test_descriptions_of_models_come_back_and_those_that_came_later_go_aside(box: HiveFiles, tmp_path: Path) -> None:
+    first, odd = model_file(box, "first.toml"), model_file(box, "ein schöner.toml", "[model.m]\nfile = '/m'\n")
+    before = tree_of(box)
+    manifest = backup(box, tmp_path / "b.tar", with_secrets=False)
+    assert {"models.d/first.toml", "models.d/ein schöner.toml"} <= {packed.name for packed in manifest.files}
+    first.write_text("[model.other]\nfile = '/m.gguf'\n")
+    odd.unlink()
+    later = model_file(box, "later.toml")
+    assert look(box, tmp_path / "b.tar").replaced["models.d/first.toml"] == first
+    done = restore(box, tmp_path / "b.tar")
+    assert tree_of(box) == before
+    assert leftovers(box) == []
+    assert not later.exists()
+    kept = {path.name.partition(".before")[0] for path in done.kept if path.parent == later.parent}
+    assert kept == {"first.toml", "later.toml"}
+
+
+def test_descriptions_of_models_come_back_where_there_were_none(box: HiveFiles, tmp_path: Path) -> None:
+    path = model_file(box, "first.toml")
+    before = tree_of(box)
+    backup(box, tmp_path / "b.tar", with_secrets=False)
+    path.unlink()
+    path.parent.rmdir()
+    before_mask = os.umask(0o077)
+    try:
+        restore(box, tmp_path / "b.tar")
+    finally:
+        os.umask(before_mask)
+    assert tree_of(box) == before
+    assert (stat.S_IMODE(path.parent.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o755, 0o644)
+
+
+def test_a_backup_from_before_there_were_models_takes_them_away(box: HiveFiles, tmp_path: Path) -> None:
+    backup(box, tmp_path / "b.tar", with_secrets=False)
+    path = model_file(box, "later.toml")
+    restore(box, tmp_path / "b.tar")
+    assert [kept.name.partition(".before")[0] for kept in path.parent.iterdir()] == ["later.toml"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[model.first]\nfyle = '/m.gguf'\n", "models.d/first.toml: .*no such key"),
+        ("[model.first]\npin = true\n", "file is missing"),
+        ("[daemon]\n", "models.d/first.toml: "),
+        ("[model", "models.d/first.toml: "),
+    ],
+)
+def test_descriptions_that_no_daemon_would_take_are_refused(
+    text: str, says: str, box: HiveFiles, tmp_path: Path
+) -> None:
+    path = model_file(box, "first.toml")
+    before = tree_of(box)
+    backup(box, tmp_path / "b.tar", with_secrets=False)
+    with pytest.raises(BadRequest, match=says):
+        restore(box, rewritten(tmp_path / "b.tar", replaced("models.d/first.toml", text.encode())))
+    assert tree_of(box) == before
+    assert leftovers(box) == []
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["back\\slash.toml", "line\nfeed.toml", "x" * 95 + ".toml"])
+def test_a_description_whose_name_no_backup_takes_is_told(name: str, box: HiveFiles, tmp_path: Path) -> None:
+    model_file(box, name, "[model.first]\nfile = '/m.gguf'\n")
+    with pytest.raises(BadRequest, match="no backup takes a file of that name"):
+        backup(box, tmp_path / "b.tar", with_secrets=False)
+    assert not (tmp_path / "b.tar").exists()
+
+
+@pytest.mark.parametrize("name", ["models.d/../hive.toml", "models.d/.x.toml", "models.d/a/b.toml", "models.d/x.conf"])
+def test_no_name_in_a_backup_leads_out_of_models_d(name: str, box: HiveFiles, tmp_path: Path) -> None:
+    model_file(box, "first.toml")
+    backup(box, tmp_path / "b.tar", with_secrets=False)
+
+    def renamed(manifest: dict[str, Any], members: list[Any]) -> None:
+        for info, _ in members:
+            info.name = name if info.name == "models.d/first.toml" else info.name
+        next(file for file in manifest["files"] if file["name"] == "models.d/first.toml")["name"] = name
+
+    assert box.part(name) is None
+    assert box.layout is not None
+    before = set(box.layout.root.rglob("*.toml"))
+    assert restore(box, rewritten(tmp_path / "b.tar", renamed)).left_out == [name]
+    assert set(box.layout.root.rglob("*.toml")) < before  # hive.conf came back, and it describes no model
+
+
 @pytest.fixture(scope="module")
 def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, HiveFiles]:
     state = tmp_path_factory.mktemp("whole") / "state"
@@ -553,11 +651,14 @@ def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(bo
     heads = anchors_of(box.database)
     heads.write_text(f"1 {'0a' * 32} 2026-11-20T18:00:00Z\n")
     root = str(box.layout.root) if box.layout else ""
+    model_file(box, "first.toml")
     backup(box, tmp_path / "b.tar", with_secrets=True)
     new = tree_of(box)
     put_agent(box.database, "bob")
     box.parts["hive.conf"].path.write_text("[proxy]\nport = 1\n")
     box.parts["secrets/box-key"].path.write_bytes(b"k" * 32)
+    model_file(box, "first.toml", "[model.first]\nfile = '/other.gguf'\n")
+    model_file(box, "later.toml")
     old = tree_of(box)
     words = ["restore", str(tmp_path / "b.tar"), "--yes", "--prefix", root]
     ends = {"old": 0, "to finish": 0, "new": 0}
@@ -608,6 +709,7 @@ def test_a_plan_from_the_daemons_user_leads_root_nowhere_else(box: HiveFiles) ->
         '{"names": ["../../etc/passwd"], "stamp": "20261120T100000"}',
         '{"names": ["hive.conf"], "stamp": "../../x"}',
         '{"names": [], "stamp": "20261120T100000", "path": "/etc/passwd"}',
+        '{"names": [], "gone": ["../../etc/passwd"], "stamp": "20261120T100000"}',
         "[]",
     ):
         plan_of(box.database).write_text(plan)

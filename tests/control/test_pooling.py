@@ -314,6 +314,18 @@ async def test_a_daemon_killed_at_any_step_leaves_nothing_charged_that_does_not_
     await box.until("b", "ready")
 
 
+async def test_a_server_that_ends_while_the_daemon_leaves_has_not_crashed(world: World) -> None:
+    """With the machine all go at once; a daemon that still had to say goodbye to its callers loaded them again."""
+    box = await world({"a": 40})
+    box.ask("a")
+    await box.until("a", "ready")
+    await box.pool.close()
+    box.servers.end(box.id("a"))
+    await box.pool.run()  # it ends at once
+    assert [act for act, _ in box.audit.acts] == ["model.loaded"]
+    assert len(box.servers.started) == 1
+
+
 async def test_a_helper_that_is_away_delays_a_load_and_loses_nothing(world: World) -> None:
     box = await world({"a": 60})
     box.servers.is_there = False

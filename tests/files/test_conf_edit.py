@@ -96,6 +96,28 @@ def test_what_would_be_wrong_is_refused_and_the_file_stays(
     assert os.listdir(file.parent) == ["hive.conf"]
 
 
+@pytest.mark.parametrize("key", ["pin", "context"])
+def test_a_model_of_models_d_is_changed_there(file: Path, key: str) -> None:
+    """It said that its file was missing, and that it was described already."""
+    described = file.parent / "models.d" / "one.toml"
+    described.parent.mkdir()
+    described.write_text("[model.gamma]\nfile = '/m.gguf'\n")
+    with pytest.raises(ConfigError, match=f"gamma is described in {described}") as caught:
+        set_value(file, f"model gamma.{key}", "1", dry_run=False)
+    assert ("hive model pin gamma" in caught.value.hint) is (key == "pin")
+    assert file.read_text() == TEXT
+
+
+def test_a_model_of_hive_conf_is_pinned_beside_one_of_models_d(file: Path) -> None:
+    (file.parent / "models.d").mkdir()
+    (file.parent / "models.d" / "one.toml").write_text("[model.gamma]\nfile = '/m.gguf'\n")
+    file.write_text(f"{TEXT}[model delta]\nfile = /d.gguf\n")
+    change = set_value(file, "model delta.pin", "true", dry_run=False)
+    assert change.apply == ["systemctl restart hive-daemon"]
+    models = load(file, env={}).settings.models
+    assert (models["delta"].pin, models["gamma"].pin) == (True, False)
+
+
 def test_a_file_that_is_wrong_elsewhere_is_not_touched(file: Path) -> None:
     file.write_text(TEXT + "[inference]\nprot = 1\n")
     with pytest.raises(ConfigError, match=r"hive.conf:7: \[inference\] prot"):

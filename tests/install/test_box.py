@@ -36,7 +36,7 @@ exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@
 """
 OLLAMA = "#!/bin/sh\nexec /opt/hive/current/bin/hive demo-backend --port 11434\n"
 JOB = """for pair in $(tr '\\0' '\\n' </proc/1/environ | grep '^PIP_'); do export "$pair"; done
-python3 /srv/src/tests/install/box_inside.py {stage}
+python3 /srv/src/tests/install/{inside} {stage}
 code=$?
 [ "$code" = 0 ] || journalctl -b --no-pager -o cat -u 'hive*' | grep -v '"audit"' | tail -n 60
 """
@@ -50,8 +50,10 @@ pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 class Box:
     """A machine whose root outlives its reboots."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *, inside: str = "box_inside.py") -> None:
+        """`inside`: the program whose stages are its boots."""
         self._place = place
+        self._inside = inside
         self.root = place / "root"
         for name in ("upper", "work", "root", "out"):
             (place / name).mkdir()
@@ -85,14 +87,14 @@ class Box:
         ]
 
     def boot(self, stage: str, *options: str, online: bool = False) -> Seen:
-        """What this stage of box_inside.py saw in one boot."""
+        """What this stage saw in one boot."""
         network = ["--private-network"]
         if online:
             network = [f"--bind-ro={folder}" for folder in self._folders]
             network += [f"--setenv={name}={value}" for name, value in package_sources.environment().items()]
         out = self._place / "out"
         (out / "console.txt").unlink(missing_ok=True)
-        job = JOB.format(stage=stage)
+        job = JOB.format(inside=self._inside, stage=stage)
         console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
         print(console)
         seen: Seen = json.loads((out / f"{stage}.json").read_text())

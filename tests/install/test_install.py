@@ -422,6 +422,49 @@ def test_without_purge_exactly_configuration_secrets_and_state_stay(root: Path) 
     }
 
 
+def describe_models(root: Path) -> None:
+    (root / "etc/hive/models.d").mkdir(parents=True)
+    (root / "etc/hive/models.d/one.toml").write_text('[model."one"]\nfile = "/m.gguf"\n')
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_descriptions_of_models_go_with_the_hive_conf_that_they_belong_to(
+    root: Path, tmp_path: Path, is_link: bool
+) -> None:
+    before = tree(root)
+    make_version(root, FIRST)
+    set_up(root)
+    if is_link:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere/one.toml").touch()
+        (root / "etc/hive/models.d").symlink_to(tmp_path / "elsewhere")
+    else:
+        describe_models(root)
+    told = {
+        purge: [line for done in plan_removal(box_of(root, FIRST), purge=purge) for line in done.changes]
+        for purge in (False, True)
+    }
+    assert "keep /etc/hive/models.d" in told[False]
+    assert "remove /etc/hive/models.d" in told[True]
+    uninstall(box_of(root, FIRST), purge=False)
+    assert (root / "etc/hive/models.d/one.toml").exists()
+    make_version(root, FIRST)
+    set_up(root)
+    uninstall(box_of(root, FIRST), purge=True)
+    assert tree(root) == before
+    assert not is_link or (tmp_path / "elsewhere/one.toml").exists()
+
+
+def test_descriptions_of_models_stay_with_a_hive_conf_that_was_there_before(root: Path) -> None:
+    make_version(root, FIRST)
+    (root / "etc/hive").mkdir()
+    (root / "etc/hive/hive.conf").write_text("[proxy]\nport = 1\n")
+    describe_models(root)
+    set_up(root)
+    uninstall(box_of(root, FIRST), purge=True)
+    assert (root / "etc/hive/models.d/one.toml").exists()
+
+
 def test_after_a_removal_the_same_configuration_is_used_again(root: Path) -> None:
     before = tree(root)
     make_version(root, FIRST)

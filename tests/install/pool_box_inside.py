@@ -1,0 +1,229 @@
+"""What test_pool_box.py has done in its machine, one stage a boot: `python3 pool_box_inside.py STAGE`. Standard library
+only; what was seen goes to /out/STAGE.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.install.box_inside import SOURCES, answers, hive, machine, main_pid, run, until
+
+CONF = Path("/etc/hive/hive.conf")
+MODELS_D = Path("/etc/hive/models.d")
+LOAD_S = 120.0
+"""Two cores that others use too."""
+DESCRIBED = """
+[model alpha]
+file = /var/lib/hive/models/alpha.gguf
+context = 65536
+parallel = 4
+vram_mb = 80
+pin = true
+
+[model beta]
+file = /var/lib/hive/models/beta.gguf
+context = 65536
+parallel = 4
+vram_mb = 80
+"""
+GAMMA = """[model."gamma"]
+file = "/srv/models/gamma.gguf"
+context = 65536
+parallel = 4
+vram_mb = 80
+"""
+POOL = {"pool.reserve_mb": "0", "pool.cpu_mb": "180", "pool.patience_normal_s": "0.5", "pool.audience_s": "1"}
+"""Room for two of the three."""
+SHOWN = ("ActiveState", "User", "Restart", "Slice", "ControlGroup", "NRestarts")
+LOOKED_AT = (*SHOWN, "MainPID")
+
+
+def slots() -> dict[str, dict[str, Any]]:
+    return {slot["model"]: slot for slot in hive("pool")["slots"]}
+
+
+def states() -> dict[str, str]:
+    """Of each model; empty while nobody answers."""
+    ran = run("hive", "pool", "--json")
+    return {slot["model"]: slot["state"] for slot in json.loads(ran.stdout)["slots"]} if ran.returncode == 0 else {}
+
+
+def units() -> dict[str, dict[str, str]]:
+    """The units of all models, by the model."""
+    found = {}
+    for model, slot in slots().items():
+        named = [f"--property={name}" for name in LOOKED_AT]
+        lines = run("systemctl", "show", f"hive-model@{slot['id']}.service", *named).stdout.splitlines()
+        found[model] = dict(line.split("=", 1) for line in lines)
+    return found
+
+
+def main_pids() -> dict[str, str]:
+    return {model: unit["MainPID"] for model, unit in units().items()}
+
+
+def chat(model: str) -> list[Any]:
+    """Status and answer of one request for three tokens of this model, as the operator."""
+    token = Path("/etc/hive/secrets/internal-token").read_text().strip()
+    body = {"model": model, "max_tokens": 3, "messages": [{"role": "user", "content": "Hello"}]}
+    status, answer = answers("11435/v1/chat/completions", token, json.dumps(body).encode(), limit_s=LOAD_S)
+    return [status, json.loads(answer)]
+
+
+def answered(model: str) -> tuple[int, str]:
+    status, answer = chat(model)
+    return status, answer.get("model", "")
+
+
+def are(wanted: dict[str, str]) -> Callable[[], bool]:
+    return lambda: states() == wanted
+
+
+def install() -> dict[str, Any]:
+    before = machine()
+    ran = run(f"{SOURCES}/install.sh")
+    return {"before": before, "ran": [ran.returncode, ran.stdout + ran.stderr], "models.d": MODELS_D.exists()}
+
+
+def describe() -> dict[str, Any]:
+    """An operator's first day with a pool: hive.conf, models.d, `hive config set`, and what each tells to do."""
+    CONF.write_text(CONF.read_text() + DESCRIBED)
+    MODELS_D.mkdir(mode=0o755)
+    (MODELS_D / "gamma.toml").write_text(GAMMA)
+    (MODELS_D / "gamma.toml").chmod(0o644)
+    for name, value in POOL.items():
+        hive("config", "set", name, value)
+    told = hive("config", "set", "model beta.pin", "true")
+    checked = run("hive", "config", "check")
+    applied = [run("sh", "-c", command).returncode for command in told["apply"]]
+    return {"checked": [checked.returncode, checked.stdout + checked.stderr], "apply": told["apply"], "ran": applied}
+
+
+def pool() -> dict[str, Any]:
+    """Two pinned models of three, with room for two; then everything that holds them is killed."""
+    found: dict[str, Any] = {"described": describe()}
+    two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
+    found["loaded_s"] = until("the pinned ones are loaded", are(two), LOAD_S)
+    found["units"] = units()
+    found["uids"] = {
+        model: os.stat(f"/proc/{unit['MainPID']}").st_uid
+        for model, unit in found["units"].items()
+        if unit["MainPID"] != "0"
+    }
+    found["user"] = int(run("id", "-u", "hive-inference").stdout)
+    found["alpha"] = answered("alpha")
+    found["refused"] = chat("gamma")
+    found["explained"] = hive("pool", "explain", "gamma")["lines"]
+    found["unpinned"] = hive("model", "unpin", "beta")["pinned"]
+    found["gamma"] = answered("gamma")
+    found["after gamma"] = states()
+    found["pinned"] = hive("model", "pin", "beta")["pinned"]
+    until("beta is back", are(two), LOAD_S)
+    found["doctor"] = hive("doctor", "pool")
+    found["crashed"] = crashed(two)
+    found["unkillable"] = kill_each(two)
+    found["backup"] = backed_up()
+    found["restarted"] = restarted(two)
+    return found
+
+
+def crashes() -> list[str]:
+    """The models that have crashed, by the audit table."""
+    return [row["target"] for row in hive("audit", "list")["rows"] if row["act"] == "model.crashed"]
+
+
+def crashed(two: dict[str, str]) -> dict[str, Any]:
+    """Everything of one model's unit is killed at once."""
+    before = main_pids()
+    run("systemctl", "kill", "--signal=KILL", f"hive-model@{slots()['alpha']['id']}.service")
+    until("alpha has ended", lambda: main_pids()["alpha"] != before["alpha"])
+    until("alpha is loaded again", are(two), LOAD_S)
+    after = units()
+    return {
+        "another": after["alpha"]["MainPID"] != before["alpha"],
+        "beta": after["beta"]["MainPID"] == before["beta"],
+        "NRestarts": after["alpha"]["NRestarts"],
+        "answers": answered("alpha"),
+        "audited": crashes(),
+    }
+
+
+def is_another(unit: str, pid: str) -> Callable[[], bool]:
+    return lambda: main_pid(unit) not in (pid, "0")
+
+
+def kill_each(two: dict[str, str]) -> dict[str, Any]:
+    """kill -9 of what decides, starts and relays: the models go on, and the pool is known again."""
+    found = {}
+    before = main_pids()
+    for unit in ("hive-daemon", "hive-sandbox", "hive-proxy"):
+        old = main_pid(unit)
+        os.kill(int(old), 9)
+        until(f"{unit} is back", is_another(unit, old))
+        until("the pool is known", are(two))
+        until("alpha answers", lambda: answered("alpha") == (200, "alpha"))
+        found[unit] = main_pids() == before
+    return found
+
+
+def backed_up() -> dict[str, Any]:
+    ran = run("hive", "backup", "/root/kept.tar")
+    with tarfile.open("/root/kept.tar") as kept:
+        return {"ran": ran.returncode, "names": kept.getnames()}
+
+
+def restarted(two: dict[str, str]) -> dict[str, Any]:
+    """A restart of the whole of Hive ends the models, and brings those that are pinned back."""
+    before = main_pids()
+    ran = run("systemctl", "restart", "hive.target")
+    took_s = until("both are back", are(two), LOAD_S)
+    after = main_pids()
+    return {"ran": ran.returncode, "took_s": took_s, "new": all(after[m] != before[m] for m in ("alpha", "beta"))}
+
+
+def second_boot() -> dict[str, Any]:
+    """Nobody does anything: what was pinned is loaded."""
+    two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
+    took_s = until("both are back", are(two), LOAD_S)
+    found = {"took_s": took_s, "answers": [answered("alpha"), answered("beta")], "units": units()}
+    return found | {"crashed": crashes()}
+
+
+def servers() -> list[str]:
+    """The command lines of servers of the pool, and of what supervises them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [words] if "llama-server" in words or "run-model" in words else []
+    return found
+
+
+def leave() -> dict[str, Any]:
+    until("one is loaded", lambda: "ready" in states().values(), LOAD_S)
+    told = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--dry-run")
+    away = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--yes")
+    return {
+        "told": told.stdout,
+        "purge": [away.returncode, away.stdout + away.stderr],
+        "after": machine(),
+        "servers": servers(),
+    }
+
+
+STAGES = {"install": install, "pool": pool, "second_boot": second_boot, "leave": leave}
+
+if __name__ == "__main__":
+    stage = sys.argv[1]
+    seen = STAGES[stage]()
+    Path("/out", f"{stage}.json").write_text(json.dumps(seen))
