@@ -10,7 +10,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.control.audit_log import AuditLog
 from hive.control.jobs import Jobs
 from hive.control.pool_views import explanation_of, progress_of, slot_view, view_of
-from hive.control.pooled_slot import PooledSlot
+from hive.control.pooled_slot import HELD, PooledSlot
 from hive.control.pooling import ModelPool
 from hive.domain import Band, JobState
 from hive.errors import DependencyDown, HiveError, WrongState
@@ -100,7 +100,7 @@ class PoolOrders:
             slot.state, slot.failures = SlotState.COLD, 0
             slot.ends.clear()
         slot.retry_at, slot.error, slot.never, slot.unload_ordered = 0.0, "", "", False
-        slot.order = order = Demand(Band.NORMAL, now)
+        slot.order = order = slot.order or Demand(Band.NORMAL, now)
         self._loading[job.id] = slot, order
         self.pool.wake()
         spawn(self._follow_load(job, slot, order), name=f"follow load {slot.model}")
@@ -114,14 +114,14 @@ class PoolOrders:
         """Takes an order to load back; the job, once it has ended. A load that others wait for goes on. Raises
         NotFound."""
         slot, order = self._loading.pop(job_id)
-        if slot.order is order:
+        if slot.order is order and not any(other is order for _, other in self._loading.values()):
             slot.order = None
         self.pool.wake()
         return await self._jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
 
     async def _follow_load(self, job: StoredJob, slot: PooledSlot, order: Demand) -> None:
         began = time.monotonic()
-        while slot.ready_at < order.since:
+        while slot.ready_at < order.since and slot.state is not SlotState.READY:
             if job.id not in self._loading:
                 error = {"code": "cancelled", "message": "it was cancelled", "hint": "", "log": []}
                 await outcome_of(self._jobs.end(job, JobState.CANCELLED, error=error))
@@ -157,7 +157,7 @@ class PoolOrders:
             job = await self._jobs.begin(UNLOAD, plan=plan, progress=f"{slot.model} is not loaded", actor=actor)
             return await self._jobs.end(job, JobState.DONE, result=plan | {"changed": False})
         job = await self._jobs.begin(UNLOAD, plan=plan, progress=f"unloading {slot.model}", actor=actor)
-        slot.unload_ordered = True
+        slot.unload_ordered = slot.state in HELD  # it may have left meanwhile
         self.pool.wake()
         spawn(self._follow_unload(job, slot, slot.generation), name=f"follow unload {slot.model}")
         return job

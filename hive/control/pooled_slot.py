@@ -8,7 +8,7 @@ import math
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
-from hive.link.slots import SlotGrant, SlotProcess
+from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
 from hive.pool.state import MIB, Audience, Demand, Grant, SlotFacts, SlotState
 
@@ -128,6 +128,21 @@ class PooledSlot:
             retry_at=self.retry_at,
         )
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its server has ended, whatever is being done with it."""
+        return self.process is not None and self.process.state is ProcessState.ENDED
+
+    def saw(self, process: SlotProcess) -> None:
+        """Takes what the helper says of its server; nothing later is known of a run than its end."""
+        if self.is_over and self.process is not None and self.process.run == process.run:
+            return
+        self.process = process
+        if process.state is ProcessState.SERVING:
+            self.came_up.set()
+        elif process.state is ProcessState.ENDED:
+            self.went.set()
+
     # what was heard ---------------------------------------------------------------------------------------------------
 
     def demanded(self, demand: SlotDemand, now: float) -> None:
@@ -185,7 +200,7 @@ class PooledSlot:
 
     def opened(self) -> None:
         self.state, self.is_drained, self.is_closing = SlotState.READY, True, False
-        self.told_row = None
+        self.told_row, self.order = None, None
 
     def stopping(self, now: float) -> None:
         self.state, self.moved_at = SlotState.STOPPING, now

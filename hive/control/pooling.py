@@ -12,6 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from hive.agents.transition_lock import outcome_of
 from hive.backends.entries import ModelEntry
 from hive.control.audit_log import AuditLog
 from hive.control.entry_facts import model_info
@@ -19,7 +22,7 @@ from hive.control.footprints import Footprints
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_counts import PoolCounts
 from hive.control.pool_memory import MemoryReading, PoolMemory
-from hive.control.pooled_slot import HELD, PooledSlot, grants_in
+from hive.control.pooled_slot import HELD, PooledSlot, grants_in, permitted
 from hive.control.proxy_link import ProxyGates
 from hive.control.slot_server import describe
 from hive.control.slot_steps import Describe, SlotSteps
@@ -43,17 +46,20 @@ from hive.pool.moves import (
     SleepSlot,
     UnloadSlot,
 )
-from hive.pool.state import MIB, Claim, Demand, PoolFacts, Rules, SlotFacts, SlotState
+from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.pool")
 
 LOOK_S = 1.0
 """Between two looks at memory and processes while a model is loaded or waited for."""
 IDLE_LOOK_S = 30.0
+GATHER_S = 0.005
+"""Changes that come within this time are decided about together."""
 READ_S = 30.0
 """Between two looks at the models' files."""
 AGAIN_S = 0.5
@@ -98,6 +104,7 @@ class ModelPool:
         self._audit_log = audit_log
         self._claims: tuple[Claim, ...] = ()
         self._changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
         self._is_closing = False
@@ -166,6 +173,7 @@ class ModelPool:
                 wait_s = LOOK_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
+            await asyncio.sleep(GATHER_S)
 
     async def _pass(self) -> float:
         """Takes the facts anew and decides; in how many seconds at most again."""
@@ -173,8 +181,8 @@ class ModelPool:
             await self._adopt()
         if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
             await self.look()
-        if time.monotonic() - self._read_at >= READ_S:
-            await self._read_files()
+        if time.monotonic() - self._read_at >= READ_S and (self._reading is None or self._reading.done()):
+            self._reading = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
         self._tell()
@@ -220,11 +228,12 @@ class ModelPool:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
         await self._read_files()
         processes = await self._helper.slots()
+        self.reading = await self.memory.look(processes)
         for id, process in processes.items():
             slot = self.slots.get(id)
             if slot is None:
                 log.warning("slot_of_no_entry id=%s", id)
-                await self._helper.slot_stop(id, grace_s=self.steps.grace_s)
+                spawn(outcome_of(self._helper.slot_stop(id, grace_s=self.steps.grace_s)), name=f"stop {id}")
             elif process.state is not ProcessState.ENDED and slot.state in (SlotState.COLD, SlotState.FAILED):
                 self._take_over(slot, process)
             else:
@@ -253,7 +262,7 @@ class ModelPool:
         now = time.monotonic()
         grant = process.grant
         slot.generation = max(slot.generation, (grant.generation if grant is not None else 1) - 1)
-        slot.loading(grants_in(grant), now - process.age_s)
+        slot.loading(grants_in(grant) or self._charged_anyway(slot), now - process.age_s)
         slot.process = process
         log.info("slot_taken_over id=%s state=%s generation=%d", slot.id, process.state, slot.generation)
         if process.state is ProcessState.STOPPING:
@@ -261,32 +270,44 @@ class ModelPool:
             return
         self.steps.go_on_loading(slot)
 
+    def _charged_anyway(self, slot: PooledSlot) -> tuple[Grant, ...]:
+        """The charge of a server whose grant cannot be read any more: all of it in the first account it may be in."""
+        accounts = permitted(slot.entry) or tuple(account.id for account in self.reading.accounts) or (CPU,)
+        estimate = self.footprints.need(slot.entry, self.gpu)
+        return (Grant(accounts[0], 0 if estimate is None else estimate.bytes),)
+
     def slot_moved(self, process: SlotProcess) -> None:
         """The helper says that a server serves, or has ended."""
         slot = self.slots.get(process.id)
-        if self._is_closing or slot is None or (slot.process is not None and slot.process.run != process.run):
+        if slot is None or slot.state not in HELD or (slot.process is not None and slot.process.run != process.run):
             return
-        slot.process = process
-        if process.state is ProcessState.SERVING:
-            slot.came_up.set()
-        elif process.state is ProcessState.ENDED and slot.state is not SlotState.COLD:
-            slot.went.set()
-            if slot.state in (SlotState.READY, SlotState.DRAINING):
-                self.steps.crashed(slot, process)
+        slot.saw(process)
+        self._see_end(slot)
         self.wake()
+
+    def _see_end(self, slot: PooledSlot) -> None:
+        """A server that has ended while requests could be there has crashed."""
+        is_used = slot.state in (SlotState.READY, SlotState.DRAINING)
+        if slot.is_over and slot.process is not None and is_used and not self._is_closing:
+            self.steps.crashed(slot, slot.process)
 
     async def look(self) -> MemoryReading:
         """Measures all accounts and all servers. Raises LinkLost."""
+        known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots()
         self.reading = await self.memory.look(processes)
         self._seen_at = time.monotonic()
-        for id, process in processes.items():
-            slot = self.slots.get(id)
-            if slot is not None and slot.process is not None and slot.process.run == process.run:
-                if process.state is not ProcessState.ENDED:
-                    slot.process = process
-                slot.measured(self.reading.by_slot.get(id, {}))
-                self.steps.judge(slot, process)
+        for slot in self.slots.values():
+            process = processes.get(slot.id)
+            if slot.process is None or slot.state not in HELD:
+                continue
+            if process is None and known.get(slot.id) == slot.process.run:  # its end was told to nobody
+                process = SlotProcess(id=slot.id, run=slot.process.run, state=ProcessState.ENDED, why="it is gone")
+            if process is not None and slot.process.run == process.run:
+                slot.saw(process)
+                slot.measured(self.reading.by_slot.get(slot.id, {}))
+                self._see_end(slot)
+                self.steps.judge(slot, slot.process)
         return self.reading
 
     # the proxy --------------------------------------------------------------------------------------------------------
@@ -337,13 +358,13 @@ class ModelPool:
     def _models(self) -> dict[str, str]:
         return {slot.id: slot.model for slot in self.slots.values()}
 
-    def say(self, slot: PooledSlot) -> None:
+    def say(self, slot: PooledSlot, *, even_closing: bool = False) -> None:
         """Tells the proxy what this slot is now, if it does not know."""
         now = time.monotonic()
-        self._say(slot, self.facts(now), now)
+        self._say(slot, self.facts(now), now, even_closing=even_closing)
 
-    def _say(self, slot: PooledSlot, facts: PoolFacts, now: float) -> None:
-        if slot.is_closing:
+    def _say(self, slot: PooledSlot, facts: PoolFacts, now: float, *, even_closing: bool = False) -> None:
+        if slot.is_closing and not even_closing:
             return  # the order to close says it
         row = self._row(slot, facts, now)
         if slot.is_news(row, now):
@@ -355,9 +376,6 @@ class ModelPool:
         facts = self.facts(now)
         for slot in self.slots.values():
             self._say(slot, facts, now)
-
-    def say_all(self) -> None:
-        self._proxy_link.slots(self.rows())
 
     def _row(self, slot: PooledSlot, facts: PoolFacts, now: float) -> SlotRow:
         ready_in_s: float | None = None
@@ -377,15 +395,19 @@ class ModelPool:
         )
 
     def slot_facts(self, slot: PooledSlot, now: float) -> SlotFacts:
+        """The slot as the decider sees it; one that cannot be loaded at all wants nothing."""
         settings = self._settings().pool
         keep_s = slot.entry.row.keep_alive_s
-        return slot.facts(
+        facts = slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
             unload_s=UNLOAD_S,
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
         )
+        if slot.why_not and not slot.grants:
+            return msgspec.structs.replace(facts, pinned_at=None, waiting=())
+        return facts
 
     def need_bytes(self, slot: PooledSlot) -> int:
         """The charge of a load; more than there is where nothing is known."""

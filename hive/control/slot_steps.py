@@ -38,6 +38,7 @@ FIRST_LOAD_S = 600.0
 LOADS_LONGER = 3.0
 """A load that takes so many times its p95 hangs."""
 LOAD_MIN_S = 60.0
+SLOW_DISK_BYTES_PER_S = 50e6
 BACK_LOOK_S = 0.05
 """Between two looks whether a server's memory is back."""
 AGAIN_S = 0.5
@@ -74,15 +75,15 @@ class SlotSteps:
         self._describe = describe
         self._moved_cpu: dict[str, tuple[float, float]] = {}
 
-    def _begin(self, slot: PooledSlot, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, slot: PooledSlot, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         if slot.stepping is not None:
             slot.stepping.cancel()
         slot.stepping = spawn(self._carry_out(slot, work), name=f"{name} {slot.model}")
 
-    async def _carry_out(self, slot: PooledSlot, work: Coroutine[Any, Any, None]) -> None:
+    async def _carry_out(self, slot: PooledSlot, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Does a step. A fault of Hive's own in it ends the server, so that no slot stays between two states."""
         try:
-            await work
+            await work()
         except Exception as error:
             log.exception("slot_step_failed model=%s state=%s", slot.model, slot.state)
             await self._not_loaded(slot, HiveError(f"{type(error).__name__}: {error}"))
@@ -98,7 +99,7 @@ class SlotSteps:
 
     def close(self, slot: PooledSlot, *, is_idle_only: bool) -> None:
         """Closes the gate of a slot that is draining; if only while it is idle, a busy one is ready again."""
-        self._begin(slot, self._close(slot, is_idle_only=is_idle_only), "close")
+        self._begin(slot, lambda: self._close(slot, is_idle_only=is_idle_only), "close")
 
     async def _close(self, slot: PooledSlot, *, is_idle_only: bool) -> None:
         answer = await self._closed(slot, None if is_idle_only else self._pool.rules.drain_s)
@@ -106,14 +107,14 @@ class SlotSteps:
             slot.is_drained, slot.is_closing = True, False
             slot.was_cut = slot.was_cut or answer.cut > 0
         elif answer is not None:
-            slot.opened()
+            slot.opened()  # its end, if it has come, is seen with the next look
             slot.flow = type(slot.flow)(in_flight=max(1, answer.in_flight), band=slot.flow.band)
         self._pool.wake()
 
     async def _closed(self, slot: PooledSlot, drain_s: float | None) -> SlotClosed | SlotBusy | None:
         """The proxy's answer; None if it is gone: the next one is asked again (`ModelPool.proxy_here`).
 
-        One that does not know this generation is told all slots, and asked again.
+        One that does not know this generation is told of it, and asked again.
         """
         wait_s = self._settings().pool.load_wait_s
         while True:
@@ -129,28 +130,30 @@ class SlotSteps:
             if isinstance(answer, SlotClosed) or drain_s is None:
                 return answer
             await asyncio.sleep(ASK_AGAIN_S)
-            if answer is not None:
-                self._pool.say_all()
+            if answer is not None:  # it does not know this generation; a word on all slots would end their drains
+                self._pool.say(slot, even_closing=True)
 
     # loading ----------------------------------------------------------------------------------------------------------
 
     def load(self, slot: PooledSlot, why: str) -> None:
         """Starts the server of a slot that is loading."""
-        self._begin(slot, self._load(slot, why, is_new=True), "load")
+        self._begin(slot, lambda: self._load(slot, why, is_new=True), "load")
 
     def go_on_loading(self, slot: PooledSlot) -> None:
         """Follows the load that an earlier daemon began."""
         if slot.process is not None and slot.process.state is ProcessState.SERVING:
             slot.came_up.set()
-        self._begin(slot, self._load(slot, "an earlier daemon began it", is_new=False), "load")
+        self._begin(slot, lambda: self._load(slot, "an earlier daemon began it", is_new=False), "load")
 
     async def _load(self, slot: PooledSlot, why: str, *, is_new: bool) -> None:
         began = time.monotonic()
         try:
             if is_new:
-                slot.process = await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot)))
+                slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
             backend, models = await self._told(slot, within_s=0.0 if is_new else TAKEN_OVER_S)
+            if slot.is_over:
+                raise BackendDown(ended(slot.process))
         except HiveError as error:
             await self._not_loaded(slot, error)
             return
@@ -179,7 +182,9 @@ class SlotSteps:
         """Returns when the server serves. Raises BackendDown with its last lines, BackendTimeout."""
         limit_s = FIRST_LOAD_S
         if self._pool.footprints.has_loaded(slot.entry, self._pool.gpu):
-            limit_s = max(LOAD_MIN_S, LOADS_LONGER * self._pool.footprints.load_s(slot.entry, self._pool.gpu))
+            size = self._pool.footprints.known(slot.entry).size_bytes or 0
+            known_s = LOADS_LONGER * self._pool.footprints.load_s(slot.entry, self._pool.gpu)
+            limit_s = max(LOAD_MIN_S, known_s, size / SLOW_DISK_BYTES_PER_S)  # the file may be in no cache this time
         up = spawn(slot.came_up.wait(), name="came up")
         gone = spawn(slot.went.wait(), name="went")
         try:
@@ -255,12 +260,12 @@ class SlotSteps:
         is_open = slot.state is SlotState.READY
         slot.stopping(time.monotonic())
         slot.is_closing = is_open
-        self._begin(slot, self._unload(slot, why, is_open=is_open), "unload")
+        self._begin(slot, lambda: self._unload(slot, why, is_open=is_open), "unload")
 
     async def _unload(self, slot: PooledSlot, why: str, *, is_open: bool) -> None:
         if is_open:
             answer = await self._closed(slot, None)
-            if not isinstance(answer, SlotClosed):
+            if not isinstance(answer, SlotClosed) and not slot.is_over:
                 slot.opened()
                 slot.used_at = time.monotonic()
                 self._pool.wake()
@@ -316,10 +321,15 @@ class SlotSteps:
         slot.stopping(time.monotonic())
         slot.is_closing = False
         self._pool.say(slot)
-        self._begin(slot, self._after_crash(slot, ended(process), lived_s), "crash")
+        self._begin(slot, lambda: self._after_crash(slot, ended(process), lived_s), "crash")
 
     def judge(self, slot: PooledSlot, process: SlotProcess) -> None:
-        """Ends a server none of whose requests has moved, and that has burnt no CPU, for the time of the profile."""
+        """Ends a server none of whose requests has moved, and that has used no CPU, for the time of the profile.
+
+        Only where its CPU time is known and all it computes with: of a GPU nobody tells here whose work it does.
+        """
+        if not process.cpu_s or any(grant.account != CPU for grant in slot.grants):
+            return
         now, limit_s = time.monotonic(), PROFILE.prefill_liveness_timeout_s
         cpu_s, at = self._moved_cpu.get(slot.id, (-1.0, now))
         if abs(process.cpu_s - cpu_s) > CPU_MOVED_S or slot.state is not SlotState.READY or not slot.flow.in_flight:
@@ -330,7 +340,7 @@ class SlotSteps:
         slot.stopping(now)
         self._pool.say(slot)
         why = f"stall_timeout: no request moved and no CPU was used for {limit_s:g} s"
-        self._begin(slot, self._after_crash(slot, why, now - slot.ready_at), "stall")
+        self._begin(slot, lambda: self._after_crash(slot, why, now - slot.ready_at), "stall")
 
     async def _after_crash(self, slot: PooledSlot, why: str, lived_s: float) -> None:
         process = slot.process

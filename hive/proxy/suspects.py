@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from typing import NamedTuple, Protocol
 
-LOST_S = 2.0
+LOST_S = 15.0
 """A request counts as in flight at a crash if its connection broke this long before the crash was told."""
 LOST_MAX = 1000
 

@@ -163,7 +163,7 @@ class _Draft:
         self._named: dict[str, list[str]] = {kind: [] for kind in NAMED}
         """The names by kind, in the order in which they were told."""
         self._told: dict[str, str] = {}
-        """Where each of them was told first, by section."""
+        """The place where each of them was told first, by section."""
         self._fields: dict[str, dict[str, str]] = {}
         self.origins: dict[str, SettingOrigin] = {}
         self.problems: list[str] = []

@@ -462,3 +462,64 @@ async def test_a_fault_of_hives_own_in_a_decision_does_not_end_the_pool(
         box.ask("a")
         await asyncio.sleep(0.05)
     await box.until("a", "ready")
+
+
+async def test_an_end_that_nobody_was_told_of_is_seen_with_the_next_look(world: World) -> None:
+    box = await world({"a": 60})
+    box.ask("a")
+    await box.until("a", "ready")
+    box.use("a", 1)
+    del box.servers.processes[box.id("a")]
+    await box.pool.look()
+    await until(lambda: not box.proxy.is_open(box.id("a")))
+    await until(lambda: "model.crashed" in [act for act, _ in box.audit.acts])
+    assert box.audit.acts[-1][1]["reason"] == "its server ended: it is gone"
+
+
+async def test_a_server_that_ends_while_it_is_asked_what_it_is_never_becomes_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await world({"a": 60})
+    describe = box.pool.steps._describe
+
+    async def dies(*given: Any) -> Any:
+        box.servers.end(box.id("a"), exit_code=139)
+        return await describe(*given)
+
+    monkeypatch.setattr(box.pool.steps, "_describe", dies)
+    box.ask("a")
+    await until(lambda: box.pool.find("a").failures == 1)
+    assert not any(row.is_open for row in box.proxy.told)
+
+
+async def test_a_pinned_model_whose_file_is_missing_evicts_nobody(world: World, tmp_path: Path) -> None:
+    box = await world({"a": 60, "b": 60})
+    box.ask("a")
+    await box.until("a", "ready")
+    box.use("a", 0)
+    (tmp_path / "b.gguf").unlink()
+    await box.pool.footprints.facts_of(box.pool.find("b").entry)
+    box.pool.find("b").pinned_at = 0.0
+    box.pool.wake()
+    await asyncio.sleep(0.2)
+    assert (box.state("a"), box.state("b")) == ("ready", "cold")
+
+
+async def test_two_orders_to_load_the_same_model_end_with_the_same_load(world: World) -> None:
+    box = await world({"a": 60})
+    box.servers.load_s = 0.1
+    first, second = await box.orders.load("a", "uid:0"), await box.orders.load("a", "uid:1")
+    assert [(await box.follow(job)).state for job in (first, second)] == [JobState.DONE] * 2
+    assert len(box.servers.started) == 1
+
+
+async def test_a_server_whose_grant_cannot_be_read_is_charged_all_the_same(world: World) -> None:
+    box = await world({"a": 60, "b": 60}, patience_normal_s=30)
+    box.ask("a")
+    await box.until("a", "ready")
+    running = box.servers.processes[box.id("a")]
+    await box.kill()
+    box.servers.processes[box.id("a")] = SlotProcess(id=running.id, run="1", state=ProcessState.SERVING, pids=[1])
+    await box.again()
+    await box.until("a", "ready")
+    assert sum(grant.charged_bytes for grant in box.pool.find("a").grants) == 60 * MIB

@@ -197,6 +197,7 @@ def test_twenty_agents_asleep_and_awake_none_fails_and_usage_is_exact(two_of_thr
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(600)
 def test_kill_9_of_anything_under_load_answers_nothing_wrongly_and_counts_exactly(two_of_three: Stack) -> None:
     hive, chance = two_of_three, random.Random(7)
     for number in range(AGENTS):
