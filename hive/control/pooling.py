@@ -294,7 +294,8 @@ class ModelPool:
 
     def _see_end(self, slot: PooledSlot) -> None:
         """A server that has ended while requests could be there has crashed."""
-        if slot.is_over and slot.process is not None and slot.state in (SlotState.READY, SlotState.DRAINING):
+        is_used = slot.state in (SlotState.READY, SlotState.DRAINING)
+        if slot.is_over and slot.process is not None and is_used and not self._is_closing:
             self.steps.crashed(slot, slot.process)
 
     async def look(self) -> MemoryReading:

@@ -323,6 +323,7 @@ async def test_a_server_that_ends_while_the_daemon_leaves_has_not_crashed(world:
     await box.pool.close()
     box.servers.end(box.id("a"))
     await box.pool.run()  # it ends at once
+    assert box.state("a") == "ready"
     assert [act for act, _ in box.audit.acts] == ["model.loaded"]
     assert len(box.servers.started) == 1
 

@@ -209,11 +209,28 @@ def servers() -> list[str]:
     return found
 
 
+def upgrade() -> dict[str, Any]:
+    """Another version while two models are loaded; then it loads the third, and unloads one that the old one began."""
+    two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
+    until("both are loaded", are(two), LOAD_S)
+    before = main_pids()
+    init = Path(SOURCES, "hive/__init__.py")
+    init.write_text(init.read_text().replace('__version__ = "', '__version__ = "9.'))
+    ran = run(f"{SOURCES}/install.sh")
+    until("the pool is known", are(two))
+    found = {"ran": [ran.returncode, ran.stdout + ran.stderr], "version": hive("version")["hive"]}
+    found["kept"] = main_pids() == before
+    found["alpha"] = answered("alpha")
+    hive("model", "unpin", "beta")
+    return found | {"gamma": answered("gamma"), "after": states()}
+
+
 def leave() -> dict[str, Any]:
-    until("one is loaded", lambda: "ready" in states().values(), LOAD_S)
+    upgraded = upgrade()
     told = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--dry-run")
     away = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--yes")
     return {
+        "upgraded": upgraded,
         "told": told.stdout,
         "purge": [away.returncode, away.stdout + away.stderr],
         "after": machine(),

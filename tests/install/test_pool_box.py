@@ -155,6 +155,15 @@ def test_models_that_go_down_with_the_machine_have_not_crashed(first_boot: Seen,
     assert second_boot["crashed"] == first_boot["crashed"]["audited"]
 
 
+def test_an_upgrade_keeps_the_models_that_are_loaded_and_has_them_in_hand(left: Seen) -> None:
+    upgraded = left["upgraded"]
+    assert upgraded["ran"][0] == 0, upgraded["ran"][1]
+    assert upgraded["version"].startswith("9.")
+    assert upgraded["kept"]
+    assert (upgraded["alpha"], upgraded["gamma"]) == ([200, "alpha"], [200, "gamma"])
+    assert upgraded["after"] == {"alpha": "ready", "beta": "cold", "gamma": "ready"}
+
+
 @pytest.mark.parametrize(
     "what", ["files", "users", "groups", "units", "groups of control", "runtime", "packages", "swaps"]
 )
