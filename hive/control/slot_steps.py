@@ -17,7 +17,7 @@ from hive.control.pooled_slot import PooledSlot, grant_of
 from hive.control.proxy_link import ProxyGates
 from hive.domain import BackendInfo, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost
-from hive.link.pool import CrashBlame, SlotBusy, SlotClosed
+from hive.link.pool import CrashBlame, SlotBusy, SlotClosed, SlotFlow
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
 from hive.pool.state import CPU, SlotState
@@ -113,7 +113,7 @@ class SlotSteps:
             slot.was_cut = slot.was_cut or answer.cut > 0
         elif answer is not None:
             slot.opened()  # its end, if it has come, is seen with the next look
-            slot.flow = type(slot.flow)(in_flight=max(1, answer.in_flight), band=slot.flow.band)
+            slot.flow = SlotFlow(in_flight=max(1, answer.in_flight), band=slot.flow.band)
         self._pool.wake()
 
     async def _closed(self, slot: PooledSlot, drain_s: float | None) -> SlotClosed | SlotBusy | None:
@@ -239,6 +239,11 @@ class SlotSteps:
         if isinstance(error := await outcome_of(learnt), HiveError):
             log.warning("footprint_not_kept model=%s error=%s", slot.model, error.message)
 
+    async def _learn_peak(self, slot: PooledSlot) -> None:
+        """Keeps the most memory that its server was seen to take while it served."""
+        if peak := max(slot.peak_bytes, host_peak(slot)):
+            await outcome_of(self._pool.footprints.after_peak(slot.entry, self._pool.gpu, peak))
+
     async def _not_loaded(self, slot: PooledSlot, error: HiveError) -> None:
         """A load has failed: its server is stopped, and it is tried again after a while."""
         process, charged = slot.process, sum(grant.charged_bytes for grant in slot.grants)
@@ -278,6 +283,7 @@ class SlotSteps:
                 self._pool.wake()
                 return
         slot.is_closing = slot.unload_ordered = False
+        await self._learn_peak(slot)
         await self._end(slot)
         slot.cold()
         log.info("slot_cold model=%s why=%s", slot.model, why)
@@ -353,8 +359,7 @@ class SlotSteps:
         process = slot.process
         log.error("server_crashed model=%s generation=%d why=%s", slot.model, slot.generation, why)
         blame = await outcome_of(self._proxy_link.slot_crashed(slot.id, slot.generation))
-        if peak := max(slot.peak_bytes, host_peak(slot)):
-            await outcome_of(self._pool.footprints.after_peak(slot.entry, self._pool.gpu, peak))
+        await self._learn_peak(slot)
         await self._end(slot)
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now

@@ -192,6 +192,10 @@ async def test_a_server_that_takes_more_than_it_was_charged_is_charged_that(worl
     box.ask("b", agent="b1")
     await asyncio.sleep(0.1)
     assert box.state("b") == "cold"  # it would fit by what was declared
+    box.use("a", 0)
+    box.proxy.in_flight.clear()
+    await box.until("b", "ready")
+    assert box.pool.need_bytes(box.pool.find("a")) == 70 * MIB  # and is charged that by the next load
 
 
 async def test_memory_that_does_not_come_back_is_booked_as_foreign_and_the_pool_goes_on(world: World) -> None:
