@@ -336,7 +336,7 @@ def compare(
     p95 = statistics.median(run.p95 for run in ours) / statistics.median(run.p95 for run in peers)
     print(f"served {served:.2f} x the router's (target {SERVED_TARGET}), p95 {p95:.2f} x (target {P95_TARGET})")
     if failed := sum(run.failed for run in ours):
-        print(f"{failed} requests through Hive failed")
+        raise SystemExit(f"{failed} requests through Hive failed")
 
 
 if __name__ == "__main__":

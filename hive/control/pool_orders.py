@@ -126,8 +126,9 @@ class PoolOrders:
                 error = {"code": "cancelled", "message": "it was cancelled", "hint": "", "log": []}
                 await outcome_of(self._jobs.end(job, JobState.CANCELLED, error=error))
                 return
-            if slot.order is not order or slot.unload_ordered:
+            if slot.order is not order or slot.unload_ordered or slot.why_not:
                 del self._loading[job.id]
+                slot.order = None if slot.order is order else slot.order
                 why = slot.never or slot.why_not or slot.error or "another order came"
                 await self._fail(job, WrongState(f"{slot.model} is not loaded: {why}"))
                 return

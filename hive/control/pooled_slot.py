@@ -22,7 +22,7 @@ LAST_LINES = 20
 class PooledSlot:
     """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
 
-    `process`: the server as the helper told it last; None where there is none. `is_drained`: the proxy has said that
+    `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
     next. `stepping`: the step that is under way: a close, a load or an unload.
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
@@ -37,6 +37,7 @@ class PooledSlot:
         self.generation = 0
         self.grants: tuple[Grant, ...] = ()
         self.process: SlotProcess | None = None
+        self.run_before = ""
         self.peak_bytes = 0
         self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
         self.turn_lost_until = 0.0
@@ -135,7 +136,7 @@ class PooledSlot:
 
     def saw(self, process: SlotProcess) -> None:
         """Takes what the helper says of its server; nothing later is known of a run than its end."""
-        if self.is_over and self.process is not None and self.process.run == process.run:
+        if process.run == self.run_before or (self.is_over and self.process and self.process.run == process.run):
             return
         self.process = process
         if process.state is ProcessState.SERVING:
@@ -183,6 +184,7 @@ class PooledSlot:
         self.peak_bytes = 0
         self.never = ""
         self.was_cut, self.is_drained, self.is_settled = False, True, True
+        self.run_before = "" if self.process is None else self.process.run
         self.process = None
         self.came_up, self.went = asyncio.Event(), asyncio.Event()
 
@@ -206,7 +208,7 @@ class PooledSlot:
         self.state, self.moved_at = SlotState.STOPPING, now
 
     def cold(self) -> None:
-        self.state, self.grants, self.process = SlotState.COLD, (), None
+        self.state, self.grants = SlotState.COLD, ()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
         self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
 

@@ -164,13 +164,16 @@ class ModelPool:
                 wait_s = await self._pass()
             except LinkLost:
                 self._adopted.clear()
-                wait_s = AGAIN_S
+                await asyncio.sleep(AGAIN_S)
+                continue
             except HiveError as error:
                 log.error("pool_not_looked_at error=%s", error.message)
-                wait_s = AGAIN_S
+                await asyncio.sleep(AGAIN_S)
+                continue
             except Exception:  # one fault of Hive's own does not end the pool
                 log.exception("pool_pass_failed")
-                wait_s = LOOK_S
+                await asyncio.sleep(LOOK_S)
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             await asyncio.sleep(GATHER_S)
@@ -226,7 +229,9 @@ class ModelPool:
 
     async def _adopt(self) -> None:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
-        await self._read_files()
+        if self._read_at < 0:
+            self._reading = reading = self._reading or spawn(self._read_files(), name="models' files")
+            await asyncio.wait([reading], timeout=TAKEN_OVER_S)  # a disk that hangs holds up what runs no longer
         processes = await self._helper.slots()
         self.reading = await self.memory.look(processes)
         for id, process in processes.items():

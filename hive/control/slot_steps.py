@@ -81,12 +81,17 @@ class SlotSteps:
         slot.stepping = spawn(self._carry_out(slot, work), name=f"{name} {slot.model}")
 
     async def _carry_out(self, slot: PooledSlot, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does a step. A fault of Hive's own in it ends the server, so that no slot stays between two states."""
+        """Does a step. After a fault of Hive's own in it no slot stays between two states: one that serves goes on, the
+        server of any other one is ended."""
         try:
             await work()
         except Exception as error:
             log.exception("slot_step_failed model=%s state=%s", slot.model, slot.state)
-            await self._not_loaded(slot, HiveError(f"{type(error).__name__}: {error}"))
+            if slot.state is SlotState.DRAINING:
+                slot.opened()
+            elif slot.state is not SlotState.READY:
+                await self._not_loaded(slot, HiveError(f"{type(error).__name__}: {error}"))
+            self._pool.wake()
 
     # gates ------------------------------------------------------------------------------------------------------------
 
@@ -117,21 +122,23 @@ class SlotSteps:
         One that does not know this generation is told of it, and asked again.
         """
         wait_s = self._settings().pool.load_wait_s
+        until = time.monotonic() + (drain_s or 0.0)
         while True:
+            left_s = None if drain_s is None else max(0.0, until - time.monotonic())
             try:
-                answer = await self._proxy_link.close_slot(slot.id, slot.generation, wait_s=wait_s, drain_s=drain_s)
+                answer = await self._proxy_link.close_slot(slot.id, slot.generation, wait_s=wait_s, drain_s=left_s)
             except LinkLost:
                 return None
             except HiveError as error:
                 log.error("slot_not_closed model=%s error=%s", slot.model, error.message)
-                answer = None
+                await asyncio.sleep(AGAIN_S)
+                continue
             finally:
                 slot.told_row = None  # the gate is closed there, or not, whatever was told before
             if isinstance(answer, SlotClosed) or drain_s is None:
                 return answer
             await asyncio.sleep(ASK_AGAIN_S)
-            if answer is not None:  # it does not know this generation; a word on all slots would end their drains
-                self._pool.say(slot, even_closing=True)
+            self._pool.say(slot, even_closing=True)  # it does not know this generation
 
     # loading ----------------------------------------------------------------------------------------------------------
 
@@ -192,7 +199,7 @@ class SlotSteps:
         finally:
             up.cancel()
             gone.cancel()
-        if slot.went.is_set():
+        if slot.is_over:
             raise BackendDown(ended(slot.process))
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")

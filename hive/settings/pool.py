@@ -78,7 +78,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _s(
             "UUIDs of the GPUs it may be on, separated by commas; `cpu`: none; empty: any.",
-            pattern=r"^((GPU-|MIG-)?[A-Za-z0-9-]+( *, *(GPU-|MIG-)?[A-Za-z0-9-]+)*)?$",
+            pattern=r"^(cpu|(GPU-|MIG-)[A-Za-z0-9-]+( *, *(GPU-|MIG-)[A-Za-z0-9-]+)*)?$",
+            expected="UUIDs as `nvidia-smi -L` shows them (GPU-…, MIG-…), separated by commas, or cpu",
         ),
     ] = ""
     sleep: Annotated[bool, _s("It may sleep instead of being unloaded, where its server can.")] = True

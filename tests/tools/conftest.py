@@ -1,3 +1,3 @@
-"""A program that runs in vLLM's own environment is no module to be imported here."""
+"""Programs that run in vLLM's own environment are no modules to be imported here."""
 
-collect_ignore = ["make_tiny_hf_model.py"]
+collect_ignore = ["make_tiny_hf_model.py", "serve_vllm.py"]
