@@ -125,11 +125,11 @@ def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
     ]
     for victim, leaving in staying:
         if victim.state is SlotState.READY:  # it was opened, or came back: nothing is taken from it unseen
-            return DropClaim(claim.slot, f"{victim.id} stays")
+            return DropClaim(claim.slot, f"{victim.model} stays")
         if victim.state is SlotState.DRAINING and victim.pinned_at is not None:
-            return DropClaim(claim.slot, f"{victim.id} has been pinned")
+            return DropClaim(claim.slot, f"{victim.model} has been pinned")
         if victim.state is SlotState.DRAINING and victim.in_flight and leaving.idle_only and not victim.closing:
-            return DropClaim(claim.slot, f"{victim.id} is in use again")
+            return DropClaim(claim.slot, f"{victim.model} is in use again")
     return _leave(outlook, [victim for victim, _ in staying], claim, alarm) if staying else _enter(outlook, claim)
 
 
@@ -143,12 +143,13 @@ def _leave(outlook: Outlook, staying: list[SlotFacts], claim: Claim, alarm: _Ala
     if any(victim.in_flight for victim in staying):
         return None
     levels = {leaving.slot: leaving.level for leaving in claim.leaving}
+    why = f"room for {outlook.slots[claim.slot].model}"
     for victim in staying:
         if victim.state is SlotState.STOPPING or any(grant.account in outlook.moving for grant in victim.grants):
             continue
         if levels[victim.id]:
-            return SleepSlot(victim.id, levels[victim.id], f"room for {claim.slot}")
-        return UnloadSlot(victim.id, f"room for {claim.slot}")
+            return SleepSlot(victim.id, levels[victim.id], why)
+        return UnloadSlot(victim.id, why)
     return None
 
 
@@ -290,7 +291,7 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
         return _load(wanted, grants, f"switch to {order.kind}")
     for slot in outlook.facts.slots:
         if slot.id != wanted.id and slot.grants and slot.pinned_at is None:
-            move = _out(outlook, slot, f"room for {wanted.id}", alarm)
+            move = _out(outlook, slot, f"room for {wanted.model}", alarm)
             if move is not None or slot.state is not SlotState.READY:
                 return move
     return RefuseWaiting(wanted.id, blocked_by(outlook, wanted))
