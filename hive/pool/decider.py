@@ -143,12 +143,13 @@ def _leave(outlook: Outlook, staying: list[SlotFacts], claim: Claim, alarm: _Ala
     if any(victim.in_flight for victim in staying):
         return None
     levels = {leaving.slot: leaving.level for leaving in claim.leaving}
+    why = f"room for {outlook.slots[claim.slot].model}"
     for victim in staying:
         if victim.state is SlotState.STOPPING or any(grant.account in outlook.moving for grant in victim.grants):
             continue
         if levels[victim.id]:
-            return SleepSlot(victim.id, levels[victim.id], f"room for {outlook.slots[claim.slot].model}")
-        return UnloadSlot(victim.id, f"room for {outlook.slots[claim.slot].model}")
+            return SleepSlot(victim.id, levels[victim.id], why)
+        return UnloadSlot(victim.id, why)
     return None
 
 

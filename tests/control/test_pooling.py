@@ -76,6 +76,8 @@ async def test_an_idle_model_without_an_audience_gives_way_at_once(world: World)
     assert box.state("a") == "cold"
     assert box.proxy.closed == [(box.id("a"), None)]
     assert not box.proxy.is_open(box.id("a"))
+    (why,) = [detail["reason"] for act, detail in box.audit.acts if act == "model.unloaded"]
+    assert why == "room for b", "people know it by its name"
 
 
 async def test_what_is_in_flight_is_waited_for_and_cut_only_after_the_turn_and_the_drain(world: World) -> None:
