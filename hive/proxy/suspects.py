@@ -38,7 +38,7 @@ class Suspects:
 
     >>> suspects = Suspects()
     >>> suspects.lost("ann", 3, now=10.0); suspects.lost("ben", 2, now=10.0)
-    >>> suspects.lost_at(3, now=11.0), suspects.lost_at(3, now=12.5)
+    >>> suspects.lost_at(3, now=11.0), suspects.lost_at(3, now=25.5)
     ({'ann'}, set())
     """
 

@@ -78,6 +78,7 @@ def test_the_packages_of_three_dialects_ask_for_models_in_turn(two_of_three: Sta
             message = of_anthropic.messages.create(model=model, messages=MESSAGES, max_tokens=6)
             assert message.model == model
             assert message.usage.output_tokens <= 6
+    of_ollama._client.close()
 
 
 def test_orders_of_an_operator_load_unload_and_pin(two_of_three: Stack) -> None:
