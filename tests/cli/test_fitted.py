@@ -76,6 +76,7 @@ REQUEST = {
     "tenant": "default",
     "model": "hive-demo",
     "endpoint": "/v1/chat/completions",
+    "waits_for": "",
     "state": "running",
     "duration_ms": 1234.0,
     "queue_ms": 1234.0,

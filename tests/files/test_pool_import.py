@@ -77,7 +77,7 @@ def test_what_is_there_is_not_replaced(manifest: Path, conf: Path) -> None:
 
 def test_a_model_that_hive_conf_describes_too_is_refused_and_nothing_is_written(manifest: Path, conf: Path) -> None:
     conf.write_text("[model qwen3-8b]\nfile = /m/other.gguf\n")
-    with pytest.raises(ConfigError, match=r"seed\.toml.*described already at .*hive\.conf:2"):
+    with pytest.raises(ConfigError, match=r"seed\.toml.*described already at .*hive\.conf:1"):
         write(import_files([manifest]), conf, "seed")
     assert not (conf.parent / "models.d").exists()
 
