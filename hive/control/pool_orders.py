@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
+
 from hive.agents.transition_lock import outcome_of
 from hive.control.audit_log import AuditLog
 from hive.control.jobs import Jobs
@@ -142,6 +144,7 @@ class PoolOrders:
             await self._next()
         self._loading.pop(job.id, None)
         result = {"model": slot.model, "changed": True, "took_s": round(time.monotonic() - began, 3)}
+        job = msgspec.structs.replace(job, progress=f"{slot.model} is loaded")
         await outcome_of(self._jobs.end(job, JobState.DONE, result=result))
 
     async def unload(self, model: str, actor: str, *, force: bool = False) -> StoredJob:
@@ -171,6 +174,7 @@ class PoolOrders:
             if slot.in_flight:
                 job = await self._told(job, f"{slot.in_flight} in flight at {slot.model} are waited for")
             await self._next()
+        job = msgspec.structs.replace(job, progress=f"{slot.model} is unloaded")
         await outcome_of(self._jobs.end(job, JobState.DONE, result={"model": slot.model, "changed": True}))
 
     async def pin(self, model: str, actor: str) -> PoolSlot:

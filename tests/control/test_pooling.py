@@ -395,6 +395,7 @@ async def test_an_order_to_load_is_a_job_that_ends_with_the_load_and_may_be_take
     box = await world({"a": 60, "b": 60}, swap_share=0.01)
     done = await box.follow(await box.orders.load("a", "uid:0"))
     assert (done.state, done.result and done.result["changed"]) == (JobState.DONE, True)
+    assert done.progress == "a is loaded"
     again = await box.orders.load("a", "uid:0")
     assert (again.state, again.result and again.result["changed"]) == (JobState.DONE, False)
     box.use("a", 1)
