@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 
+import msgspec
+
 from hive.backends.entries import ModelEntry
-from hive.domain import BackendInfo, Band, ModelInfo
+from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
@@ -158,7 +160,7 @@ class PooledSlot:
         if flow.in_flight or flow.begun or self.flow.in_flight:
             self.used_at = now
         if not flow.begun:
-            flow = SlotFlow(**{name: getattr(flow, name) for name in flow.__struct_fields__} | {"band": self.flow.band})
+            flow = msgspec.structs.replace(flow, band=self.flow.band)
         self.flow = flow
         self.is_settled = True
 
@@ -241,14 +243,8 @@ class PooledSlot:
         if row.ready_in_s is not None and told.ready_in_s is not None:
             if abs(max(0.0, told.ready_in_s - (now - self.told_at)) - row.ready_in_s) >= GATE_WORD_S:
                 return True
-            row = replaced(row, told.ready_in_s)
+            row = msgspec.structs.replace(row, ready_in_s=told.ready_in_s)
         return row != told
-
-
-def replaced(row: SlotRow, ready_in_s: float) -> SlotRow:
-    """The row with another expected time."""
-    fields = {name: getattr(row, name) for name in row.__struct_fields__}
-    return SlotRow(**fields | {"ready_in_s": ready_in_s})
 
 
 def permitted(entry: ModelEntry) -> tuple[str, ...]:
@@ -265,13 +261,3 @@ def grant_of(slot: PooledSlot) -> SlotGrant:
 def grants_in(grant: SlotGrant | None) -> tuple[Grant, ...]:
     """The charges of a slot that an earlier daemon loaded."""
     return () if grant is None else tuple(Grant(account, mb * MIB) for account, mb in sorted(grant.accounts.items()))
-
-
-def highest_band(demands: tuple[Demand, ...]) -> Band:
-    """The highest band among demands, `normal` where there is none.
-
-    >>> highest_band((Demand(Band.LOW, 0.0), Demand(Band.HIGH, 1.0)))
-    <Band.HIGH: 'high'>
-    """
-    order = [Band.HIGH, Band.NORMAL, Band.LOW]
-    return min((demand.band for demand in demands), key=order.index, default=Band.NORMAL)
