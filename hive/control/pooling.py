@@ -97,18 +97,18 @@ class ModelPool:
         self.counts = PoolCounts()
         self.clients = clients
         self.footprints = footprints
-        self.memory = memory
+        self._memory = memory
         self._settings = settings
         self._helper = helper
         self._proxy_link = proxy_link
         self._audit_log = audit_log
         self._claims: tuple[Claim, ...] = ()
         self._changed = asyncio.Event()
-        self._reading: asyncio.Task[None] | None = None
+        self._reading_files: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
         self._is_closing = False
-        self._seen_at = self._read_at = float("-inf")
+        self._looked_at = self._files_read_at = float("-inf")
         self.reading = MemoryReading((), {}, {})
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
@@ -151,10 +151,6 @@ class ModelPool:
     def rules(self) -> Rules:
         return rules_of(self._settings().pool)
 
-    @property
-    def claims(self) -> tuple[Claim, ...]:
-        return self._claims
-
     # its life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -182,10 +178,12 @@ class ModelPool:
         """Takes the facts anew and decides; in how many seconds at most again."""
         if not self._adopted.is_set():
             await self._adopt()
-        if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
+        if time.monotonic() - self._looked_at >= LOOK_S and self._is_busy:
             await self.look()
-        if time.monotonic() - self._read_at >= READ_S and (self._reading is None or self._reading.done()):
-            self._reading = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
+        if time.monotonic() - self._files_read_at >= READ_S and (
+            self._reading_files is None or self._reading_files.done()
+        ):
+            self._reading_files = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
         self._tell()
@@ -229,11 +227,11 @@ class ModelPool:
 
     async def _adopt(self) -> None:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
-        if self._read_at < 0:
-            self._reading = reading = self._reading or spawn(self._read_files(), name="models' files")
+        if self._files_read_at < 0:
+            self._reading_files = reading = self._reading_files or spawn(self._read_files(), name="models' files")
             await asyncio.wait([reading], timeout=TAKEN_OVER_S)  # a disk that hangs holds up what runs no longer
         processes = await self._helper.slots()
-        self.reading = await self.memory.look(processes)
+        self.reading = await self._memory.look(processes)
         for id, process in processes.items():
             slot = self.slots.get(id)
             if slot is None:
@@ -260,7 +258,7 @@ class ModelPool:
             await self.footprints.facts_of(slot.entry)
             if slot.state is SlotState.COLD:
                 slot.models = [self.model_info(slot.entry)]
-        self._read_at = time.monotonic()
+        self._files_read_at = time.monotonic()
 
     def _take_over(self, slot: PooledSlot, process: SlotProcess) -> None:
         """A server of an earlier daemon: it is ready, or still loading, or being stopped."""
@@ -302,8 +300,8 @@ class ModelPool:
         """Measures all accounts and all servers. Raises LinkLost."""
         known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots()
-        self.reading = await self.memory.look(processes)
-        self._seen_at = time.monotonic()
+        self.reading = await self._memory.look(processes)
+        self._looked_at = time.monotonic()
         for slot in self.slots.values():
             process = processes.get(slot.id)
             if slot.process is None or slot.state not in HELD:
@@ -428,7 +426,7 @@ class ModelPool:
     @property
     def gpu(self) -> str:
         """The kind of the accounts that models are loaded into: a part of what a footprint depends on."""
-        return next((name for id, name in self.reading.names.items() if id != "cpu"), "cpu")
+        return next((name for id, name in self.reading.names.items() if id != CPU), CPU)
 
     # deciding ---------------------------------------------------------------------------------------------------------
 
@@ -488,7 +486,6 @@ class ModelPool:
                     if victim.state is SlotState.READY:
                         victim.draining(now)
                         self.steps.close(victim, is_idle_only=leaving.idle_only)
-                    self.counts.evicted(f"room for {self.slots[claim.slot].model}")
             case CloseSlot(slot=id):
                 self.slots[id].draining(now)
                 self.steps.close(self.slots[id], is_idle_only=False)

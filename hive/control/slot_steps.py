@@ -287,6 +287,7 @@ class SlotSteps:
         await self._end(slot)
         slot.cold()
         log.info("slot_cold model=%s why=%s", slot.model, why)
+        self._pool.counts.evicted(why)
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
         self._pool.wake()
 

@@ -75,6 +75,7 @@ async def test_an_idle_model_without_an_audience_gives_way_at_once(world: World)
     await box.until("b", "ready")
     assert box.state("a") == "cold"
     assert box.proxy.closed == [(box.id("a"), None)]
+    assert box.pool.counts.metrics()["pool_evictions"] == {("room",): 1}
     assert not box.proxy.is_open(box.id("a"))
     (why,) = [detail["reason"] for act, detail in box.audit.acts if act == "model.unloaded"]
     assert why == "room for b", "people know it by its name"
@@ -150,6 +151,7 @@ async def test_an_idle_model_leaves_after_its_keep_alive(world: World) -> None:
     box.use("a", 0)
     await box.until("a", "cold")
     assert box.audit.acts[-1] == ("model.unloaded", {"name": "a", "reason": "idle"})
+    assert box.pool.counts.metrics()["pool_evictions"] == {("idle",): 1}
 
 
 # --- loads that fail ---
