@@ -13,6 +13,7 @@ import msgspec
 from hive.agents.transition_lock import outcome_of
 from hive.backends.entries import ModelEntry
 from hive.control.audit_log import AuditLog
+from hive.control.pool_backend import BackendSlot
 from hive.control.pooled_slot import PooledSlot, grant_of
 from hive.control.proxy_link import ProxyGates
 from hive.domain import BackendInfo, ModelInfo
@@ -300,13 +301,17 @@ class SlotSteps:
             log.error("slot_not_stopped model=%s error=%s", slot.model, stopped.message)
             slot.error = f"its server cannot be stopped: {stopped.message}"
             await asyncio.sleep(5.0)
+        await self.until_back(slot)
+
+    async def until_back(self, slot: PooledSlot | BackendSlot) -> None:
+        """Returns when the memory of a server that has ended is back, or booked as foreign."""
         began = time.monotonic()
         is_back = await self._is_back(slot, 0.0)
         while not is_back:  # the driver tells no change: it has to be looked at
             await asyncio.sleep(BACK_LOOK_S)
             is_back = await self._is_back(slot, time.monotonic() - began)
 
-    async def _is_back(self, slot: PooledSlot, waited_s: float) -> bool:
+    async def _is_back(self, slot: PooledSlot | BackendSlot, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""
         gpus = {grant.account for grant in slot.grants} - {CPU}
         if not gpus:
