@@ -18,9 +18,9 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemand, SlotDemands, SlotFlows, SlotIs, SlotRow
 from hive.proxy import slot_orders
-from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.under_way import queue_now
+from hive.queue.gate import GateState
 from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
