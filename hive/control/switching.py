@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from hive.agents.transition_lock import outcome_of
+from hive.audit.audit_log import AuditLog
+from hive.audit.jobs import Also, Jobs
 from hive.backends import one_token
 from hive.backends.backend import BackendControl, open_backend
 from hive.backends.kinds import SPECS, spec_of
@@ -38,16 +40,14 @@ from hive.backends.switch import (
 )
 from hive.conditions import FoundCondition, condition
 from hive.control.active_backend import Active
-from hive.control.audit_log import AuditLog
 from hive.control.backend_candidates import AccessOf, BackendCandidate, Choices, ServiceCandidates, last_lines
-from hive.control.jobs import Also, Jobs
-from hive.control.pooling import ModelPool
-from hive.control.proxy_link import ProxyGates
 from hive.domain import JobState, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
 from hive.host.access import NO_ACCESS
 from hive.host.gpu_memory import GpuMemory
 from hive.link.messages import OpenBackend
+from hive.link.proxy_link import ProxyGates
+from hive.pooling.pooling import ModelPool
 from hive.settings.table import InferenceSection
 from hive.store import runtime_settings
 from hive.store.jobs import StoredJob
