@@ -257,13 +257,15 @@ class PoolBackends:
         return self._slots.setdefault(kind, BackendSlot(kind))
 
     async def _need(self, kind: str) -> int | None:
-        """The charge of a start as it was seen, or as a file tells it; None where the server takes what it finds."""
-        entry = service_entry(kind, self._settings().inference)
-        if kind in self._learnt or entry is None:
+        """The charge of a start as it was seen, or as its file tells it. None for vLLM, which takes what it finds; 0
+        for one that loads models when they are asked for, or whose file is not there, so that it will not start."""
+        if kind in self._learnt or kind == BackendKind.VLLM:
             return self._learnt.get(kind)
-        found = await outcome_of(self._footprints.facts_of(entry))
-        need = None if isinstance(found, HiveError) else self._footprints.need(entry, self._gpu())
-        return None if need is None else need.bytes
+        entry = service_entry(kind, self._settings().inference)
+        if entry is None or isinstance(await outcome_of(self._footprints.facts_of(entry)), HiveError):
+            return 0
+        need = self._footprints.need(entry, self._gpu())
+        return 0 if need is None else need.bytes
 
     def _tell(self) -> None:
         self._changed.set()
@@ -272,11 +274,11 @@ class PoolBackends:
 
 
 def service_entry(kind: str, inference: InferenceSection) -> ModelEntry | None:
-    """The model that a service loads as an entry, where one file tells what it takes: llama-server's.
+    """The one model that a service loads at its start as an entry; None for one that loads models later.
 
     >>> service_entry("llama", InferenceSection(llama_model="/srv/q.gguf")).path.name
     'q.gguf'
-    >>> service_entry("vllm", InferenceSection(vllm_model="/srv/q")) is None
+    >>> service_entry("llama", InferenceSection(llama_model="/srv/models/")) is None
     True
     """
     path = inference.llama_model
