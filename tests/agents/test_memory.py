@@ -306,7 +306,7 @@ def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: Vi
     sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
     life = loop.do(lambda: world.add("bob", idle_s=20))
     loop.spend(25)
-    loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
+    loop.run_until_complete(outcome_of(sleeper.check()))
     loop.spend(2)
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
@@ -320,7 +320,7 @@ def test_how_much_it_computed_long_ago_is_not_what_it_costs_now(loop: VirtualLoo
     for cpu_us in (0, 500_000):
         loop.spend(1)
         world.helper.held[life.agent.id].cpu_us = cpu_us
-        loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
+        loop.run_until_complete(outcome_of(sleeper.check()))
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 50.0 % of a core")
     loop.spend(1000)

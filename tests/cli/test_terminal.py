@@ -67,7 +67,9 @@ class Terminal:
         fcntl.ioctl(of_program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hive", *words, "--socket", str(socket)],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), of_program),
+            stdin=of_program,
+            stdout=of_program,
+            stderr=of_program,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             start_new_session=True,
             env={**os.environ, "TERM": "dumb"},

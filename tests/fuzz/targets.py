@@ -203,7 +203,8 @@ def sse(data: bytes, cuts: list[int]) -> None:
     """Events are what the standard's line-by-line reading finds."""
     reader = SseReader()
     events = [event for piece in cut(data, cuts) for event in reader.feed(piece)] + reader.end()
-    expected, lines = [], []
+    expected: list[bytes] = []
+    lines: list[bytes] = []
     for line in re.split(rb"\r\n|\r|\n", data)[:-1]:
         name, _, value = line.partition(b":")
         if not line:

@@ -218,8 +218,8 @@ async def test_nothing_but_its_own_home_and_socket_is_within_reach(daemon: Daemo
         "except OSError as error: found['netlink'] = type(error).__name__\n"
     )
     with served(backend) as calls, served(api) as api_calls, contextlib.ExitStack() as stack:
-        for path in unix:
-            stack.enter_context(served(path))
+        for place in unix:
+            stack.enter_context(served(place))
         on_11434 = stack.enter_context(served(("127.0.0.1", 11434)))
         await started(daemon, agent, reporter(program))
         found = await report_of(agent)
@@ -313,7 +313,7 @@ async def test_the_filter_is_as_it_was_after_it_was_killed_and_started_again(dae
                 pytest.skip(error.message)
             assert (await report_of(agent))["tcp"] in ("timeout", "PermissionError")
             await daemon.client.stop(agent, grace_s=0)
-            await until(lambda times=times: not group_of(agent).exists())
+            await until(lambda times=times: not group_of(agent).exists())  # type: ignore[misc]
     assert calls[0] == 0
 
 

@@ -189,7 +189,7 @@ def documents() -> dict[str, Any]:
         "described": [applied.returncode, applied.stderr, started.returncode, started.stderr],
     }
     for name in ("echo", "reporter"):
-        until(f"{name} answers", lambda name=name: ask(name)[0] == 200)
+        until(f"{name} answers", lambda name=name: ask(name)[0] == 200)  # type: ignore[misc]
         found[f"{name} without a token"] = answers(f"8480/agents/{name}/", "")[0]
     listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     found["on the host"] = [port for port in (9000, 9100) if f":{port:04X} " in listening]
@@ -283,7 +283,7 @@ def first_day() -> dict[str, Any]:
 
 def woken_at_a_time(name: str) -> float:
     """Seconds from its time to its wake."""
-    at = hive("agent", "wake-at", name, "+3s")["at"]
+    at: float = hive("agent", "wake-at", name, "+3s")["at"]
     until(f"{name} is woken", lambda: statuses()[name] == "running")
     since: float = agents()[name]["since"]
     return since - at
@@ -346,7 +346,7 @@ def kill_each() -> dict[str, Any]:
     for unit in ("hive-proxy", "hive-daemon", "hive-sandbox", "hive-redis"):
         old = main_pid(unit)
         os.kill(int(old), 9)
-        came_back[unit] = until(f"{unit} is back", lambda unit=unit, old=old: main_pid(unit) not in (old, "0"))
+        came_back[unit] = until(f"{unit} is back", lambda unit=unit, old=old: main_pid(unit) not in (old, "0"))  # type: ignore[misc]
         until("Hive answers", lambda: run("hive", "ps").returncode == 0)
         until("eve answers", lambda: ask("eve")[0] == 200)
     return {"s": came_back, "the agent lives": agents()["eve"]["pid"] == pid}

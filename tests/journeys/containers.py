@@ -112,7 +112,7 @@ class Site:
         """`hive … --json` in the daemon's container, as an operator types it."""
         return json.loads(self.compose("exec", "-T", "daemon", "hive", *words, "--json"))
 
-    def up(self, **env: str) -> None:
+    def up(self, **env: Any) -> None:
         """Returns when every container is healthy and the proxy knows the daemon."""
         self.compose("up", "--detach", **env)
         self.until_well()

@@ -293,7 +293,8 @@ class ByOllama(Client):
 
     def generate(self, turn: Turn) -> Heard:
         words, options = HELLO[0]["content"], {"temperature": 0, "num_predict": turn.length}
-        found: Any = self._client.generate(turn.model, words, system=turn.system, options=options, stream=turn.stream)
+        wanted: dict[str, Any] = {"system": turn.system, "options": options, "stream": turn.stream}
+        found: Any = self._client.generate(turn.model, words, **wanted)
         chunks = list(found) if turn.stream else [found]
         last = chunks[-1]
         return Heard(

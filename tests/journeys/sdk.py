@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import anthropic
 import httpx
 import openai
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
 
 HELLO: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 STEADY: Any = {"temperature": 0, "seed": 1}
@@ -78,16 +80,16 @@ class Door(NamedTuple):
         with openai.OpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60) as client:
             yield client
 
-    def openai_async(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60)
+    def openai_async(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60)
 
     @contextlib.contextmanager
     def anthropic(self) -> Iterator[anthropic.Anthropic]:
         with anthropic.Anthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60) as client:
             yield client
 
-    def anthropic_async(self) -> anthropic.AsyncAnthropic:
-        return anthropic.AsyncAnthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60)
+    def anthropic_async(self) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60)
 
     def post(self, path: str, body: dict[str, Any], **fields: str) -> httpx.Response:
         """The bytes themselves, past every package."""

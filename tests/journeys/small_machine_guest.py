@@ -176,10 +176,11 @@ def processes(hive: Stack) -> dict[str, int]:
 
 
 def asleep(machine: Machine) -> dict[str, Any]:
-    kernel = Path("/proc/meminfo").read_text()
+    available = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+    assert available is not None
     return {
         "memory": read_memory()._asdict(),
-        "kernel_available_bytes": int(re.search(r"MemAvailable: +(\d+)", kernel)[1]) * 1024,
+        "kernel_available_bytes": int(available[1]) * 1024,
         "states": {name: machine.true_state(name) for name in machine.names},
         "swapped_out_bytes": _swapped_out_by_taking(TAKEN_BYTES),
     }
@@ -246,7 +247,7 @@ def killed(machine: Machine) -> dict[str, Any]:
         awake, sleeper = machine.names[number], machine.names[10 + number]
         machine.answer_of(awake)
         before, pid = machine.processes(), hive.kill(process)
-        until(lambda process=process, pid=pid: hive.pid_of(process) != pid, within_s=60, what=f"another {process}")
+        until(lambda process=process, pid=pid: hive.pid_of(process) != pid, within_s=60, what=f"another {process}")  # type: ignore[misc]
         until(lambda: _is_whole(hive.health()), within_s=60, what=f"they found each other without that {process}")
         found[process] = {
             "answers": [machine.answer_of(sleeper), machine.answer_of(awake)],

@@ -120,7 +120,7 @@ class Stack:
     def client(self) -> Client:
         return Client(Path((self.state / "socket").read_text().strip()))
 
-    def get(self, target: str, **query: str) -> Any:
+    def get(self, target: str, **query: Any) -> Any:
         return self.client().get(target, **query)
 
     def post(self, target: str, body: dict[str, Any] | None = None) -> Any:

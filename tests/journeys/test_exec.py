@@ -394,7 +394,7 @@ class OverTcp:
 
     def frames(self) -> Iterator[tuple[FrameKind, bytes]]:
         reader = FrameReader()
-        while data := self._file.read1(65536):  # type: ignore[attr-defined]
+        while data := self._file.read1(65536):
             yield from reader.feed(data)
 
 

@@ -25,7 +25,8 @@ pytestmark = [
 ]
 
 PORT = 8000
-NOWHERE, SOME = [], ["0.0.0.0/0", "::/0"]
+NOWHERE: list[str] = []
+SOME = ["0.0.0.0/0", "::/0"]
 KINDS = [pytest.param(NOWHERE, id="nowhere"), pytest.param(SOME, id="some", marks=pytest.mark.cgroup)]
 
 

@@ -92,7 +92,7 @@ class Victim:
         self.hive = hive
         self.socket = Path((hive.state / "socket").read_text().strip()).with_name("redis.sock")
 
-    def admin(self, **more: object) -> redis.Redis[bytes]:
+    def admin(self, **more: object) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket), **more)  # type: ignore[arg-type]
 
     def kill(self) -> None:

@@ -88,7 +88,7 @@ def test_three_turns_are_one_conversation(backend: Backend, door: Door) -> None:
         said += [item.to_dict() for item in second.output]
         said += [{"role": "user", "content": "And why?"}]
         whole = client.responses.create(model=backend.model, input=said, max_output_tokens=12, store=False)
-        assert whole.store is False
+        assert whole.store is False  # type: ignore[attr-defined]
         assert whole.usage is not None
         assert third.usage is not None
         assert third.usage.input_tokens == whole.usage.input_tokens
@@ -105,7 +105,7 @@ def test_what_is_kept_is_read_listed_and_deleted(backend: Backend, door: Door) -
         assert client.responses.retrieve(first.id) == first
         items = list(client.responses.input_items.list(second.id, order="asc", limit=1))
         assert [getattr(item, "role", item.type) for item in items][:1] == ["user"]
-        assert [item.content[0].text for item in (items[0], items[-1])] == ["Hello", "And?"]  # type: ignore[union-attr]
+        assert [item.content[0].text for item in (items[0], items[-1])] == ["Hello", "And?"]  # type: ignore[union-attr,index]
         assert {item.id for item in first.output} <= {item.id for item in items}
         newest = client.responses.input_items.list(second.id)
         assert [item.id for item in newest.data] == [item.id for item in reversed(items)]

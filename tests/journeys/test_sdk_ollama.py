@@ -62,7 +62,7 @@ def test_it_chats_streams_generates_and_embeds(client: ollama.Client) -> None:
 def test_it_raises_the_backends_own_error(client: ollama.Client) -> None:
     for stream in (False, True):
         with pytest.raises(ollama.ResponseError, match="model 'nope' not found") as refused:
-            list(client.chat(model="nope", messages=HELLO, stream=stream))  # type: ignore[call-overload]
+            list(client.chat(model="nope", messages=HELLO, stream=stream))
         assert refused.value.status_code == 404
 
 

@@ -56,7 +56,11 @@ class Standin(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-ANSWERS = {"/health": {}, "/props": {"build_info": "b1"}, "/v1/models": {"data": [{"id": MODEL}]}}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/health": {},
+    "/props": {"build_info": "b1"},
+    "/v1/models": {"data": [{"id": MODEL}]},
+}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -124,11 +128,12 @@ def in_use(hive: Stack) -> str:
 
 def ended_job(hive: Stack) -> dict[str, Any]:
     """The last job, once it has ended; the daemon may be away meanwhile."""
-    return until(
+    ended: dict[str, Any] = until(
         lambda: next((job for job in hive.get("/api/jobs")["jobs"][:1] if job["state"] != "running"), None),
         within_s=60,
         what="an ended job",
     )
+    return ended
 
 
 @pytest.mark.llama

@@ -127,7 +127,7 @@ def test_the_answer_is_given_first_and_a_question_is_not_written_down(
     caplog.set_level(logging.INFO, logger="hive")
     order: list[str] = []
     log = Audit()
-    caplog.handler.addFilter(lambda record: order.append("line") is None)
+    caplog.handler.addFilter(lambda record: order.append("line") is None)  # type: ignore[func-returns-value]
     log.noted(Thaw(agent=A), "a", PEER, lambda *_: order.append("answer"))(Done())
     assert order == ["answer", "line"]
     assert say(log, AskStat(), ProxyStats(agents={})) == [ProxyStats(agents={})]

@@ -150,7 +150,7 @@ async def test_who_sleeps_or_does_not_run_is_not_connected_to(paths: Paths, daem
 
 @pytest.mark.parametrize("more", [{"port": None}, {"egress": None}, {"egress": None, "port": None}], ids=str)
 async def test_one_without_a_port_of_that_kind_has_none_for_the_helper_either(
-    paths: Paths, daemon: Daemon, proxy: Proxy, more: dict[str, object]
+    paths: Paths, daemon: Daemon, proxy: Proxy, more: dict[str, Any]
 ) -> None:
     assert await started(daemon, paths, SLEEP, **more) == ""
     with pytest.raises(NotSupported, match="no port that only the helper gets to"):
@@ -162,7 +162,7 @@ async def test_only_the_proxy_may_ask_for_it(paths: Paths, daemon: Daemon, proxy
     assert await proxy.call(A) == b"agent: hello"
     for role in ("daemon", "up"):
         other = Proxy(paths, role)
-        await until(lambda other=other: other.client.connected)
+        await until(lambda other=other: other.client.connected)  # type: ignore[misc]
         with pytest.raises(NotPermitted, match=f"{role} may not ask Dial"):
             await other.dial(A)
         other.client.close()

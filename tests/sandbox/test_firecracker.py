@@ -300,7 +300,7 @@ async def test_what_this_host_lacks_is_said_and_nothing_is_started(bench: Firecr
     spec = await prepared(bench, bench.spec(A, "idle"))
     before = everything_under(bench.top(A))
     nowhere = bench.paths.state / "nowhere"
-    lacking = bench.new_runtime(kvm=nowhere) if what == "kvm" else bench.new_runtime(**{what: str(nowhere)})
+    lacking = bench.new_runtime(kvm=nowhere) if what == "kvm" else bench.new_runtime(**{what: str(nowhere)})  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="nowhere"):
         await lacking.start(A, spec, mark=MARK)
     assert "nowhere" in (await lacking.capabilities()).why_not

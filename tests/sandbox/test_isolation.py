@@ -237,7 +237,8 @@ def probe(targets: Targets) -> list[str]:
 
 
 def said(text: str) -> dict[str, str]:
-    return json.loads(text.splitlines()[-1])
+    found: dict[str, str] = json.loads(text.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

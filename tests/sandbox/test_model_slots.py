@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hive.backends.entries import slot_id
 from hive.errors import BadRequest, ConfigError, NotFound, NotPermitted, NotSupported
 from hive.host.process import identify
 from hive.link.slots import ProcessState, SlotGrant, SlotStart
 from hive.sandbox.model_slots import described
 from hive.sandbox.server import HelperServer
+from hive.settings.pool import slot_id
 from hive.settings.table import Paths
 from hive.up import ending
 from tests import llama

@@ -349,7 +349,7 @@ async def nothing_left(pids: Callable[[], list[int]]) -> PagedOut:
 async def test_of_an_agent_that_ended_nothing_is_paged_out(some_swap: str) -> None:
     for pids in ([], [2**22 + 1]):
         with pytest.raises(WrongState, match="no process"):
-            await nothing_left(lambda pids=pids: pids)
+            await nothing_left(lambda pids=pids: pids)  # type: ignore[misc]
 
 
 @pytest.mark.root
@@ -474,5 +474,5 @@ def test_slices_cover_each_range_exactly_and_none_is_larger_than_promised(gaps: 
     assert all(0 < length <= SLICE_BYTES for _, length in cut)
     assert all(start // SLICE_BYTES == (start + length - 1) // SLICE_BYTES for start, length in cut)
     assert sum(length for _, length in cut) == sum(end - start for start, end in ranges)
-    pages = {page for start, length in cut for page in range(start, start + length, 4096)}
-    assert pages == {page for start, end in ranges for page in range(start, end, 4096)}
+    whole = {page for start, length in cut for page in range(start, start + length, 4096)}
+    assert whole == {page for start, end in ranges for page in range(start, end, 4096)}

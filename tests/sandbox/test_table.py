@@ -14,7 +14,6 @@ import pytest
 from hive.errors import ConfigError
 from hive.host.process import Identity
 from hive.link.specs import SandboxSpec
-from hive.sandbox import table as table_module
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import AgentRecords, Record
 
@@ -116,7 +115,7 @@ async def test_a_slow_durable_save_does_not_bring_back_an_old_pid(
         go_on.wait(20)
         fsync(fd)
 
-    monkeypatch.setattr(table_module.os, "fsync", slow_fsync)
+    monkeypatch.setattr("hive.sandbox.table.os.fsync", slow_fsync)
     durable = asyncio.create_task(table.save_durably("a1"))
     assert await asyncio.to_thread(at_the_disk.wait, 20)
     record.run = RUN

@@ -234,7 +234,13 @@ asyncio.run(main())
 
 
 def usage_event(no: int) -> UsageEvent:
-    of = {"agent_id": "a1", "tenant": "default", "model": f"m{no % 2}", "backend": "vllm", "endpoint": "/api/chat"}
+    of: dict[str, Any] = {
+        "agent_id": "a1",
+        "tenant": "default",
+        "model": f"m{no % 2}",
+        "backend": "vllm",
+        "endpoint": "/api/chat",
+    }
     return UsageEvent(id=f"p1-{no}", epoch="p1", event_no=no, tokens_in=no, tokens_out=1, created_at=2000.0 * no, **of)
 
 

@@ -109,7 +109,8 @@ KEYS[By.HOUR] = "CAST(created_at AS INTEGER) / 3600 * 3600"
 
 def by_hand(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, CostSums]:
     """The same question asked of single requests."""
-    conditions, values = ["created_at >= ?"], [asked.since]
+    conditions = ["created_at >= ?"]
+    values: list[float | str] = [asked.since]
     for column, value in (("agent_id", asked.agent), ("tenant", asked.tenant), ("model", asked.model)):
         if value is not None:
             conditions.append(f"{column} = ?")

@@ -85,7 +85,7 @@ _NAMES = {"/": "slash", "?": "question_mark", "<": "less_than_sign", ">": "great
 async def shown(source: Source, size: tuple[int, int] = (80, 24), **options: Any) -> AsyncIterator[tuple[Top, Any]]:
     app = Top(source, await asyncio.to_thread(source.look), **{"interval_s": 0.2} | options)
     async with app.run_test(size=size, notifications=True) as pilot:
-        pilot.press = _recorded(app, pilot.press)  # type: ignore[method-assign]
+        pilot.press = _recorded(app, pilot.press)  # type: ignore[method-assign,assignment]
         await pilot.pause()
         yield app, pilot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +239,7 @@ def down() -> Snapshot:
 class FrozenClient(Client):
     """Answers what an agent's page asks."""
 
-    def lines(self, path: str, **query: Any) -> Iterator[bytes]:
+    def lines(self, path: str, **query: Any) -> Generator[bytes, None, None]:
         yield from (b"listening on 9000\n", b"asked: what is in the news?\n", b"answered in 812 ms\n")
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -344,7 +344,7 @@ async def test_selection_and_line_stay_while_panes_above_come_and_go(size: tuple
             await pilot.pause(0.05)
             table = table_of(app)
             assert table.selected is not None
-            await until(lambda table=table: 0 <= table.screen_line < len(table.in_sight))
+            await until(lambda table=table: 0 <= table.screen_line < len(table.in_sight))  # type: ignore[misc]
             assert table.selected.name == "agent-060"
 
 

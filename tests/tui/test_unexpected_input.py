@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class _Answering(FrozenClient):
         super().__init__(Path("/nowhere"))
         self._source = source
 
-    def lines(self, path: str, **query: Any) -> Iterator[bytes]:
+    def lines(self, path: str, **query: Any) -> Generator[bytes, None, None]:
         yield from self._source.log
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

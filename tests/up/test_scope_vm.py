@@ -65,6 +65,7 @@ def results(system: Path) -> dict[str, Any]:
         no_caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "hive", content / "packages/hive", ignore=no_caches)
         for package in (msgspec, httptools):
+            assert package.__file__ is not None
             place = Path(package.__file__).parent
             shutil.copytree(place, content / "packages" / place.name, ignore=no_caches)
         shutil.copy(Path(__file__).with_name("scope_guest.py"), content)
