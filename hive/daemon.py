@@ -271,6 +271,7 @@ class Daemon:
             access=self._access,
             proxy_link=self._proxy_link,
             gpu=gpus,
+            pool=self._pool,
             run=run,
         )
         switches = [job for job in recorded.jobs if is_carried_on(job, run)][:1]

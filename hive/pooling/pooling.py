@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -42,6 +42,7 @@ from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, Sl
 from hive.pool.turns import turn_s
 from hive.pooling.entry_facts import model_info
 from hive.pooling.footprints import Footprints
+from hive.pooling.pool_backend import PoolBackends
 from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_counts import PoolCounts
 from hive.pooling.pool_memory import MemoryReading, PoolMemory
@@ -116,6 +117,14 @@ class ModelPool:
             slot = self.slots[entry.id] = PooledSlot(entry, backend, [self.model_info(entry)])
             if pins.get(entry.name, entry.row.pin):
                 slot.pinned_at = time.monotonic()
+        self.backends = PoolBackends(
+            is_on=bool(self.slots),
+            settings=settings,
+            footprints=footprints,
+            look=lambda kind: helper.look_at_backend(kind),
+            wake=self.wake,
+            gpu=lambda: self.gpu,
+        )
         self.steps = SlotSteps(
             settings=settings,
             helper=helper,
@@ -150,6 +159,19 @@ class ModelPool:
     @property
     def rules(self) -> Rules:
         return rules_of(self._settings().pool)
+
+    @property
+    def loaded(self) -> list[str]:
+        """The ids of the slots that are loaded, or are being loaded."""
+        return [slot.id for slot in self.slots.values() if slot.state in (SlotState.LOADING, SlotState.READY)]
+
+    def load_again(self, ids: Sequence[str]) -> None:
+        """Has these slots loaded as by an order, as far as they are there and not loaded."""
+        now = time.monotonic()
+        for slot in (self.slots[id] for id in ids if id in self.slots):
+            if slot.state not in (SlotState.LOADING, SlotState.READY):
+                slot.order = slot.order or Demand(Band.NORMAL, now)
+        self.wake()
 
     # its life ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +233,8 @@ class ModelPool:
 
     @property
     def _is_busy(self) -> bool:
-        return any(slot.state in HELD or slot.waiting or slot.pinned_at is not None for slot in self.slots.values())
+        models = any(slot.state in HELD or slot.waiting or slot.pinned_at is not None for slot in self.slots.values())
+        return models or bool(self.backends.known)
 
     # the helper -------------------------------------------------------------------------------------------------------
 
@@ -231,7 +254,7 @@ class ModelPool:
             self._reading_files = reading = self._reading_files or spawn(self._read_files(), name="models' files")
             await asyncio.wait([reading], timeout=TAKEN_OVER_S)  # a disk that hangs holds up what runs no longer
         processes = await self._helper.slots()
-        self.reading = await self._memory.look(processes)
+        self.reading = await self._memory.look(processes | await self.backends.processes())
         for id, process in processes.items():
             slot = self.slots.get(id)
             if slot is None:
@@ -300,8 +323,9 @@ class ModelPool:
         """Measures all accounts and all servers. Raises LinkLost."""
         known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots()
-        self.reading = await self._memory.look(processes)
+        self.reading = await self._memory.look(processes | await self.backends.processes())
         self._looked_at = time.monotonic()
+        self.backends.measured(self.reading.by_slot)
         for slot in self.slots.values():
             process = processes.get(slot.id)
             if slot.process is None or slot.state not in HELD:
@@ -392,11 +416,14 @@ class ModelPool:
 
     def facts(self, now: float) -> PoolFacts:
         """All that the decider is told."""
+        models = tuple(self.slot_facts(slot, now) for slot in self.slots.values())
+        accounts, rules = self.reading.accounts, self.rules
         return PoolFacts(
-            slots=tuple(self.slot_facts(slot, now) for slot in self.slots.values()),
-            accounts=self.reading.accounts,
+            slots=(*models, *self.backends.facts(accounts, models, rules)),
+            accounts=accounts,
             claims=self._claims,
-            rules=self.rules,
+            exclusive=self.backends.order,
+            rules=rules,
         )
 
     def slot_facts(self, slot: PooledSlot, now: float) -> SlotFacts:
@@ -470,9 +497,12 @@ class ModelPool:
         return ""
 
     def _do(self, move: Move, now: float) -> None:
+        if isinstance(move, LoadSlot):
+            self._claims = tuple(claim for claim in self._claims if claim.slot != move.slot)
+        if self.backends.did(move):
+            return
         match move:
             case LoadSlot(slot=id, grants=grants, why=why):
-                self._claims = tuple(claim for claim in self._claims if claim.slot != id)
                 slot = self.slots[id]
                 slot.loading(grants, now)
                 self.steps.load(slot, why)

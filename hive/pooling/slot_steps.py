@@ -21,6 +21,7 @@ from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
 from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
+from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot, grant_of
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
@@ -300,13 +301,17 @@ class SlotSteps:
             log.error("slot_not_stopped model=%s error=%s", slot.model, stopped.message)
             slot.error = f"its server cannot be stopped: {stopped.message}"
             await asyncio.sleep(5.0)
+        await self.until_back(slot)
+
+    async def until_back(self, slot: PooledSlot | BackendSlot) -> None:
+        """Returns when the memory of a server that has ended is back, or booked as foreign."""
         began = time.monotonic()
         is_back = await self._is_back(slot, 0.0)
         while not is_back:  # the driver tells no change: it has to be looked at
             await asyncio.sleep(BACK_LOOK_S)
             is_back = await self._is_back(slot, time.monotonic() - began)
 
-    async def _is_back(self, slot: PooledSlot, waited_s: float) -> bool:
+    async def _is_back(self, slot: PooledSlot | BackendSlot, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""
         gpus = {grant.account for grant in slot.grants} - {CPU}
         if not gpus:
