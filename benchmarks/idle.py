@@ -39,18 +39,10 @@ from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.host.memory import held_by
+from hive.link.helper import AskStat, ProxyStats, Reconcile, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Activities,
-    Activity,
-    AskStat,
-    Done,
-    Hello,
-    ProxyStats,
-    Reconcile,
-    Stat,
-)
+from hive.link.messages import Activities, Activity, Done, Hello
 from hive.link.server import LinkServer
 from hive.sandbox.log_pipes import reading
 from hive.settings.table import InferenceSection, Paths, Settings

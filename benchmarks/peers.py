@@ -25,13 +25,7 @@ import psutil
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AgentRow,
-    DaemonTable,
-    Hello,
-    Marks,
-    ProxyTable,
-)
+from hive.link.messages import AgentRow, DaemonTable, Hello, Marks, ProxyTable
 from hive.link.server import LinkServer
 from hive.link.usage import UsageBatch
 from hive.settings.table import Paths

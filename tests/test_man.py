@@ -22,7 +22,8 @@ from hive.cli.main import HIVE, root
 from hive.domain import AgentSpec, DockerSpec, FirecrackerSpec, Limits
 from hive.errors import HiveError
 from hive.settings.file import load_text
-from hive.settings.table import SECTIONS, VARIABLES, SettingRow, TenantRow, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS, VARIABLES, TenantRow
 from hive.store import channels, keys
 
 MAN = Path(__file__).parents[1] / "man"

@@ -9,7 +9,8 @@ import pytest
 from hive.agents.boot import why_started
 from hive.agents.starting import HIVE
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, Tier
-from hive.link.messages import WENT_DOWN, Open
+from hive.link.helper import WENT_DOWN
+from hive.link.messages import Open
 from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 from tests.fakes.lives import PAUSED, RUNNING, agree, asleep, started, wake
 from tests.fakes.many_agents import ManyWorld

@@ -13,7 +13,8 @@ from hive.agents.sleeper import Sleeper
 from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import NotSupported
-from hive.link.messages import Open, Refused, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Open, Refused
 from tests.fakes.agent_world import VirtualLoop
 from tests.fakes.many_agents import MIB, ManyWorld
 

@@ -11,7 +11,8 @@ import pytest
 
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus
-from hive.link.messages import Activity, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Activity
 from hive.settings.table import InferenceSection, Settings, Sleep
 from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 

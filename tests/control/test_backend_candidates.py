@@ -16,7 +16,7 @@ from hive.control.backend_candidates import RunningCandidates, ServiceCandidates
 from hive.domain import BackendKind
 from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
 from hive.host.access import RemoteAccess
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.sandbox.client import SandboxClient
 
 PROPS = {"/props": {"build_info": "b9"}}

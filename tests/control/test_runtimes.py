@@ -10,7 +10,7 @@ import pytest
 from hive.control import runtimes
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
-from hive.link.messages import AskRuntimes, Runtimes
+from hive.link.helper import AskRuntimes, Runtimes
 from hive.link.specs import RuntimeCapabilities
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.docker import DockerRuntime

@@ -17,7 +17,8 @@ from hive.agents.reconcile import gate_of
 from hive.agents.roster import Roster
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
-from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, Started, Stat
+from hive.link.helper import PagedOut, Started, Stat
+from hive.link.messages import Activity, Busy, Closed, Open, Refused
 from hive.link.specs import SandboxSpec
 from hive.settings.table import Settings
 

@@ -22,7 +22,8 @@ from hive.domain import Limits
 from hive.errors import BackendDown, BadRequest, HiveError, NotPermitted, NotSupported
 from hive.host import packet_filter
 from hive.link.client import LinkClient
-from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.link.helper import Dial, Dialled, dialled
+from hive.link.messages import Hello
 from hive.sandbox import unit
 from tests.host.unit_agents import (
     BURN,

@@ -19,13 +19,13 @@ import msgspec
 import psutil
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent
+from hive.link.helper import AskListeners, Listener
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     AgentRow,
     AskActivity,
-    AskListeners,
     Asleep,
     BackendChanged,
     Close,
@@ -33,7 +33,6 @@ from hive.link.messages import (
     DaemonTable,
     Done,
     Hello,
-    Listener,
     Marks,
     Open,
     ProxyTable,

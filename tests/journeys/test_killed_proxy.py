@@ -24,20 +24,10 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, ModelInfo
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
+from hive.link.helper import AskListeners, Listener, PagedOut, Started, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Activity,
-    AgentRow,
-    AskListeners,
-    DaemonTable,
-    Done,
-    Listener,
-    PagedOut,
-    ProxyTable,
-    Started,
-    Stat,
-)
+from hive.link.messages import Activity, AgentRow, DaemonTable, Done, ProxyTable
 from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy

@@ -12,7 +12,7 @@ import pytest
 
 from hive.host import packet_filter
 from hive.host.cgroup import Subtree
-from hive.link.messages import dialled
+from hive.link.helper import dialled
 from hive.proxy.ingress import SWITCHED
 from tests.fakes.programs import fake_backend
 from tests.journeys.stack import Stack, stack, until

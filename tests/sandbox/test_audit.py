@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from hive.errors import HiveError
+from hive.link.helper import AskStat, ProxyStats, Start, Thaw
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskStat,
-    Done,
-    Failed,
-    ProxyStats,
-    Start,
-    Thaw,
-)
+from hive.link.messages import Done, Failed
 from hive.sandbox import audit
 from hive.sandbox.audit import Audit, LinkPeer
 from hive.settings.table import Paths

@@ -17,7 +17,8 @@ import pytest
 
 from hive.errors import BadRequest, LinkLost, NotFound, NotPermitted, StoreFull, WrongState
 from hive.link.client import LinkClient
-from hive.link.messages import AskListeners, Done, Freeze, Hello
+from hive.link.helper import AskListeners, Freeze
+from hive.link.messages import Done, Hello
 from hive.settings.table import Paths
 from tests.sandbox.harness import (
     PYTHON,
@@ -212,7 +213,8 @@ PROXY = """
 import asyncio, socket, sys
 from pathlib import Path
 from hive.link.client import LinkClient
-from hive.link.messages import AskListeners, Done, Hello, Listener, ListenerGone
+from hive.link.helper import AskListeners, Listener, ListenerGone
+from hive.link.messages import Done, Hello
 
 async def main():
     loop, gone = asyncio.get_running_loop(), asyncio.Event()

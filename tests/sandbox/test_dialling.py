@@ -27,7 +27,8 @@ from hive.errors import (
 from hive.host import http_call, netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
-from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.link.helper import Dial, Dialled, dialled
+from hive.link.messages import Hello
 from hive.link.server import bind_private
 from hive.sandbox import dialling
 from hive.sandbox.server import HelperServer

@@ -22,15 +22,10 @@ from hive.domain import Limits, RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSupported, TimedOut, WrongState
 from hive.host.process import ProcessTable
 from hive.link.client import LinkClient
+from hive.link.helper import AskListeners, Listener, dialled
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-    dialled,
-)
+from hive.link.messages import Done, Hello
 from hive.link.specs import SandboxSpec
 from hive.sandbox import vmm
 from hive.sandbox.log_process import append

@@ -17,15 +17,10 @@ from hive.errors import HiveError, NotPermitted, NotSupported, WrongState
 from hive.host import netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
+from hive.link.helper import AskListeners, Listener, ListenerGone
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-    ListenerGone,
-)
+from hive.link.messages import Done, Hello
 from hive.sandbox.listeners import INNER_PATH
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task

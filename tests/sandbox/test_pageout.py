@@ -19,7 +19,7 @@ from hive.errors import LinkLost, NotSupported, Saturated, WrongState
 from hive.host.memory import advise_pageout
 from hive.host.paging import choose
 from hive.host.process import Identity, identify
-from hive.link.messages import PagedOut
+from hive.link.helper import PagedOut
 from hive.sandbox import pageout
 from hive.sandbox.pageout import SLICE_BYTES, by_reclaim, slices, why_not
 from hive.settings.table import Paths

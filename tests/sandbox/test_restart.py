@@ -16,15 +16,10 @@ import pytest
 from hive.errors import ConfigError, WrongState
 from hive.host.process import identify
 from hive.link.client import LinkClient
+from hive.link.helper import WENT_DOWN, AskListeners, Listener
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    WENT_DOWN,
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-)
+from hive.link.messages import Done, Hello
 from hive.settings.table import Paths
 from tests.sandbox.harness import (
     BURN,

@@ -12,7 +12,7 @@ import pytest
 
 from hive.domain import DockerSpec, RuntimeKind
 from hive.errors import DependencyDown, NotSupported, WrongState
-from hive.link.messages import PagedOut
+from hive.link.helper import PagedOut
 from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime, RunningProcess
 from hive.sandbox.runtime import Run, RunningAgent
