@@ -1,4 +1,4 @@
-"""What the benchmarks of the proxy measure: Hive's proxy as a process with a stand-in for its daemon, and its peers.
+"""The subject of the proxy's benchmarks: Hive's proxy as a process with a stand-in for its daemon, and its peers.
 
 Loopback and unix sockets only. `Peers` starts what is asked for and ends all of it.
 """

@@ -222,7 +222,7 @@ def test_the_parts_that_are_tables_of_ours_say_what_these_say(page: str, part: s
 
 
 def test_every_setting_is_there_with_sentence_default_and_unit() -> None:
-    """Whatever wrote it: looked for as a reader would."""
+    """A sentence is looked for as a reader would, whatever wrote it."""
     page = " ".join(plain(text_of("hive.conf.5")).replace("*", "").split())
     structs: dict[str, type[msgspec.Struct]] = {**SECTIONS, "tenant": TenantRow}
     for section, struct in structs.items():

@@ -20,7 +20,7 @@ from tests.fakes.many_agents import MIB, ManyWorld
 
 RUNNING, PAUSED, LIGHT, DEEP = AgentStatus.RUNNING, AgentStatus.PAUSED, SleepDepth.LIGHT, SleepDepth.DEEP
 DEADLINE_S = 5.0
-"""How long the proxy lets a request wait for its agent (`gate_wait_s`)."""
+"""Time for which the proxy lets a request wait for its agent (`gate_wait_s`)."""
 
 
 def make(loop: VirtualLoop, **world: Any) -> ManyWorld:
@@ -196,7 +196,7 @@ def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: V
 
 
 def test_without_knowing_the_memory_all_come_back_at_once(loop: VirtualLoop) -> None:
-    """What the line is for: the same twenty on the same host, whose kernel does not say what is available."""
+    """The reason for the line: the same twenty on the same host, whose kernel does not say what is available."""
     world, lives = twenty(loop, total_mb=600 + 256 + 5 * 270)
     world.memory = HostMemory  # type: ignore[method-assign]
     calls = Calls(loop, lives)

@@ -130,7 +130,7 @@ def test_nothing_is_asked_of_anybody_while_all_sleep(night: Night) -> None:
 
 
 def test_a_woken_agent_is_measured_anew(night: Night) -> None:
-    """What it burnt before it slept is no reason to keep it awake, nor what it did while it woke up."""
+    """CPU time from before it slept is no reason to keep it awake, nor that of its wake."""
     night.loop.spend(30)
     assert night.status is AgentStatus.PAUSED
     night.world.run(night.world.life.resume("uid:0"))

@@ -1,4 +1,4 @@
-"""How the three inference servers are started; one of them is, and answers."""
+"""The start of the three inference servers; one of them is started for real, and answers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def runtime(state: Path) -> Iterator[Path]:
-    """Where its sockets would be."""
+    """The path at which its sockets would be."""
     path = runtime_dir(state, os.geteuid(), os.environ)
     path.mkdir(parents=True, mode=0o700)
     yield path
@@ -84,7 +84,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def last_lines(text: str) -> list[str]:
-    """What is wrong and what to type."""
+    """The fault and what to type."""
     return text.rstrip("\n").partition("\n\n")[2].splitlines()
 
 

@@ -86,7 +86,7 @@ class Terminal:
         return self.until(word, again="\x03")
 
     def until(self, word: str, *, again: str = "") -> str:
-        """What was shown until `word` was, which is not shown again by the next."""
+        """The output until `word` was shown; the next call does not show it again."""
         ends, typed_at = time.monotonic() + WITHIN_S, 0.0
         while word not in self.shown:
             if again and time.monotonic() - typed_at > 1:

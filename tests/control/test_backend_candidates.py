@@ -1,4 +1,4 @@
-"""Which inference servers there are to choose from, where Hive starts none."""
+"""The choice of inference servers where Hive starts none."""
 
 from __future__ import annotations
 

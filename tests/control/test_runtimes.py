@@ -1,4 +1,4 @@
-"""What the daemon knows of the runtimes: from the helper that is there, and what an agent's view says of it."""
+"""The daemon's knowledge of the runtimes: from the helper that is there, and what an agent's view says of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo backend answers, as pure data."""
+"""Answers of the demo backend, as pure data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hive doctor` makes of facts: tables, nothing real."""
+"""Verdicts of `hive doctor` on facts: tables, nothing real."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Wire:
         return await future
 
     def tell(self, effect: Callable[[], Any]) -> None:
-        """What is told lands behind what was asked or told before; on a lost link it is lost."""
+        """A message that is told lands behind what was asked or told before; on a lost link it is lost."""
         if self.connected:
             link = self.number
             self.loop.call_at(self._when(), lambda: effect() if link == self.number else None)

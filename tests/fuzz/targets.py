@@ -1,4 +1,4 @@
-"""What must hold for any bytes: a function for each parser, given bytes and where to cut them. Raises where it fails.
+"""Claims for any bytes: a function for each parser, given bytes and where to cut them. Raises where one fails.
 
 Each compares the real parser with itself on other cuts, and with a second, slower reading written here.
 """

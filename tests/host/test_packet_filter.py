@@ -1,4 +1,4 @@
-"""What an agent's packet filter lets through: the real kernel runs it over packets, and over real connections."""
+"""Packets that an agent's filter lets through: the real kernel runs it over packets, and over real connections."""
 
 from __future__ import annotations
 

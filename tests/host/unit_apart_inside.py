@@ -1,4 +1,4 @@
-"""What a unit keeps an agent from: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
+"""The walls of a unit around an agent: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
 
 # ruff: noqa: ASYNC240 - a test's loop may wait for its disk and for systemctl
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def test_one_that_may_have_few_processes_gets_no_more(daemon: Daemon) -> N
 
 
 async def test_deep_asleep_its_memory_is_in_swap_and_comes_back(daemon: Daemon) -> None:
-    """Where there is no swap it says so, and the agent sleeps on as it did."""
+    """A host without swap says so, and the agent sleeps on as it did."""
     agent = new_id()
     body = "data = os.urandom(1 << 20) * 60\nfound['sum'] = sum(data[::4096])"
     await started(daemon, agent, reporter(body))

@@ -10,7 +10,7 @@ from hive.files.layout import Layout
 from hive.install.steps import Box
 
 TREE = ("etc", "opt", "usr/local/bin", "usr/local/share/man", "var/lib")
-"""What every Debian has."""
+"""Directories that every Debian has."""
 UNITS = {
     "hive.target": "[Unit]\nDescription=Hive\n[Install]\nWantedBy=multi-user.target\nAlso=hive-thaw.service\n",
     "hive-daemon.service": "[Service]\nExecStart=/opt/hive/current/bin/hive daemon\n",

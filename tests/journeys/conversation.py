@@ -46,7 +46,7 @@ PICTURE = base64.b64encode(_picture()).decode()
 
 
 class Turn(NamedTuple):
-    """What is asked for, in nobody's dialect. `tool`: offered, forced or answered; `format`: json or schema."""
+    """A question in nobody's dialect. `tool`: offered, forced or answered; `format`: json or schema."""
 
     model: str = ""
     words: str = ""
@@ -62,7 +62,7 @@ class Turn(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a client was told. `tokens`: of the prompt and of the answer; `error`: status and words."""
+    """An answer as a client was told it. `tokens`: of the prompt and of the answer; `error`: status and words."""
 
     text: str = ""
     thinking: str = ""
@@ -73,7 +73,7 @@ class Heard(NamedTuple):
     vectors: tuple[tuple[float, ...], ...] = ()
     error: tuple[int, str] = (0, "")
     streamed: bool = False
-    """Whether text came in more than one piece."""
+    """True if text came in more than one piece."""
 
 
 REASONS = {

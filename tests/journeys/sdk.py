@@ -66,7 +66,7 @@ OF_THE_MOMENT = [
     (re.compile(rb'"cache_(read|creation)_input_tokens":\d+'), rb'"cache_\1_input_tokens":0'),
     (re.compile(rb'"input_tokens":\d+,"output'), b'"input_tokens":0,"output'),
 ]
-"""What two equal questions to the same backend are answered differently in, whoever asks."""
+"""Fields in which two answers of one backend to equal questions differ, whoever asks."""
 
 
 class Door(NamedTuple):
@@ -116,7 +116,7 @@ def events(stream: bytes) -> list[Any]:
 
 
 class Told(NamedTuple):
-    """What a stream says, however its pieces were cut: a busy vLLM puts several tokens into one event."""
+    """Text of a stream, however its pieces were cut: a busy vLLM puts several tokens into one event."""
 
     texts: dict[str, str]
     reasons: list[str]

@@ -155,7 +155,7 @@ class Stack:
         return []
 
     def agent_lines(self, name: str) -> list[dict[str, Any]]:
-        """What the agent printed, one JSON object a line; a line being written is passed over."""
+        """Output of the agent, one JSON object a line; a line being written is passed over."""
         return _json_lines(self.agent_log(name))
 
 

@@ -44,7 +44,7 @@ RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.
 TURN = post(b"/v1/chat/completions", CHAT)
 CALL = b"GET /agents/alice/turn HTTP/1.1\r\nhost: h\r\nx-hive-token: hi_alice\r\n\r\n"
 LAST_STEPS_S = 0.02
-"""What the proxy does once all is answered is done by then."""
+"""Time in which the proxy has done its last acts once all is answered."""
 
 
 class Sandbox:

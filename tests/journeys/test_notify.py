@@ -1,4 +1,4 @@
-"""What systemd hears from daemon and helper: ready when callers are answered, alive while all is well, stopping."""
+"""Messages of daemon and helper to systemd: ready when callers are answered, alive while all is well, stopping."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ASKERS = 4
 PAUSE_S = 0.01
 """Between an answer and the next request of the same asker."""
 BAD_S = 3.0
-"""How long Redis stays bad; SLOW_S where it is slow."""
+"""Time for which Redis stays bad; SLOW_S where it is slow."""
 SLOW_S = 5.0
 CALM_S = 0.7
 """Load before and after."""
@@ -299,7 +299,7 @@ FAULTS = [
 
 
 class Watcher(threading.Thread):
-    """Whether Redis was seen down, and how many rows came while it was."""
+    """Watches for Redis to be seen down, and counts the rows that came while it was."""
 
     def __init__(self, hive: Stack) -> None:
         super().__init__()

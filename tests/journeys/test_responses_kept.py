@@ -71,7 +71,7 @@ def _asks(client: openai.OpenAI, backend: Backend, text: str, **more: Any) -> An
 
 
 def test_three_turns_are_one_conversation(backend: Backend, door: Door) -> None:
-    """What the model is given is the same as where the client sends everything itself."""
+    """The model is given the same as where the client sends everything itself."""
     with door.openai() as client:
         first = _asks(client, backend, "Hello, who are you?", store=True)
         second = _asks(client, backend, "And where are you?", previous_response_id=first.id)
@@ -166,7 +166,7 @@ def test_a_client_that_names_what_it_believes_stored_works_unmodified(backend: B
 
 
 def test_a_tools_answer_goes_on_from_its_call(backend: Backend, door: Door) -> None:
-    """How every agent loop that keeps nothing itself calls tools."""
+    """The way in which every agent loop that keeps nothing itself calls tools."""
     tools: Any = [{"type": "function", "name": "look_up", "parameters": {"type": "object", "properties": {}}}]
     with door.openai() as client:
         given: Any = {"model": backend.model, "tools": tools, "max_output_tokens": 60}

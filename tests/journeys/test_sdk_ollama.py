@@ -94,7 +94,7 @@ def test_a_runner_that_dies_is_an_error_and_no_clean_end() -> None:
 
 
 def test_loading_and_pulling_are_hives_to_answer(hive: Stack, stand_in: Program) -> None:
-    """What `ollama run` asks first: `show`, then a prompt that is empty."""
+    """The first questions of `ollama run`: `show`, then a prompt that is empty."""
     client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
     before = stand_in.stats()["begun"]
     assert client.generate(MODEL).done_reason == "load"

@@ -110,7 +110,7 @@ def model(hive: Stack) -> httpx.Client:
 
 
 def answered(server: LlamaServer) -> float:
-    """How many tokens it has generated."""
+    """The number of tokens it has generated."""
     text = httpx.get(f"{server.url}/metrics", trust_env=False).text
     return float(
         next(line.split()[1] for line in text.splitlines() if line.startswith("llamacpp:tokens_predicted_total"))

@@ -72,7 +72,7 @@ def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> Process
 
 
 def runtimes(paths: Paths, freezer: str) -> dict[RuntimeKind, Runtime]:
-    """What a helper in a test runs."""
+    """The program of a helper in a test."""
     return {RuntimeKind.PROCESS: runtime(paths, freezer)}
 
 

@@ -1,4 +1,4 @@
-"""What the helper writes down of what it was asked."""
+"""Notes of the helper on what it was asked."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Proxy:
         return socket.socket(fileno=descriptor)
 
     async def call(self, agent: str, said: bytes = b"hello") -> bytes:
-        """What the agent answers. A connection its program does not take yet is tried again."""
+        """The agent's answer. A connection its program does not take yet is tried again."""
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -229,7 +229,7 @@ async def test_after_a_kill_of_the_helper_the_next_one_connects_too(
 
 
 async def test_the_network_of_the_host_is_never_connected_in() -> None:
-    """Whatever record led there: the process that is taken for the agent's is looked at, not what is said of it."""
+    """Looks at the process that is taken for the agent's, not at what any record says of it."""
     with socket.create_server(("127.0.0.1", 0)) as host, spawn(SLEEP, env={"PATH": os.defpath}) as child:
         fd = os.pidfd_open(child.pid)
         with pytest.raises(WrongState, match="it is in the host's network"):

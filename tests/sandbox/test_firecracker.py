@@ -69,7 +69,7 @@ async def prepared(bench: FirecrackerBench, spec: SandboxSpec, agent: str = A) -
 
 
 def called_at(bench: FirecrackerBench) -> str:
-    """Where the port of a guest is asked for: as root by the helper, for the VMM is another user's."""
+    """The way to the port of a guest: as root by the helper, for the VMM is another user's."""
     return dialled(A, 8080) if ROOT else f"vsock:{bench.top(A)}/root/run/v.sock:8080"
 
 
@@ -448,7 +448,7 @@ async def test_an_agent_nobody_wrote_down_is_found_in_its_jail(jailed: Firecrack
 
 
 class Proxy:
-    """What the proxy does of it: takes the agents' listeners over the link and serves them."""
+    """The proxy's part of it: takes the agents' listeners over the link and serves them."""
 
     def __init__(self, paths: Paths) -> None:
         self.served: dict[str, asyncio.Server] = {}

@@ -150,7 +150,7 @@ class Stage:
         assert self.daemon.wrong == [], where
 
     def left(self) -> list[str]:
-        """What should not be there once the agent is removed."""
+        """Leftovers that should not be there once the agent is removed."""
         found = [self.paths.agent_socket(A), self.paths.home(A), self.paths.log(A)]
         if (subtree := Subtree.find(self.paths.state)) is not None:
             found += [leaf.path for leaf in subtree.leaves()]
@@ -203,7 +203,7 @@ class Transition(NamedTuple):
 
 
 LAST_STEPS_S = 0.02
-"""What the helper does once it has answered is done by then."""
+"""Time in which the helper has done its last acts once it has answered."""
 
 
 async def _wake(stage: Stage) -> None:
@@ -283,7 +283,7 @@ async def _one_death(stage: Stage, name: str, step: int, *, child: int = 0, daem
 
 
 async def _done(stage: Stage, act: Act) -> str:
-    """What kept it from being done; what the end of the helper may say, and nothing else."""
+    """The reason why it was not done; what the end of the helper may say, and nothing else."""
     outcome = await outcome_of(act(stage))
     assert not isinstance(outcome, HiveError) or isinstance(outcome, LinkLost), outcome
     why_not = outcome.why_not if isinstance(outcome, Attempt) else outcome

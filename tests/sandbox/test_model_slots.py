@@ -42,7 +42,7 @@ def grants(paths: Paths) -> list[str]:
 
 
 async def ask(paths: Paths, script: str) -> bytes:
-    """What the server of A answers to a message."""
+    """The answer of the server of A to a message."""
     reader, writer = await asyncio.open_unix_connection(paths.slot_socket(A))
     body = json.dumps({"messages": [{"role": "user", "content": script}]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -374,7 +374,7 @@ def test_a_process_that_ended_meanwhile_is_passed_over(some_swap: str) -> None:
 
 @pytest.fixture
 def leaf(tmp_path: Path) -> Path:
-    """What a leaf with the v2 memory controller looks like; the kernel of the test host has it on v1."""
+    """The look of a leaf with the v2 memory controller; the kernel of the test host has it on v1."""
     (tmp_path / "memory.stat").write_text(f"file 4096\nanon {10 * MIB}\nanon_thp 0\n")
     (tmp_path / "memory.reclaim").touch()
     return tmp_path

@@ -1,4 +1,4 @@
-"""What happens to agents when the helper leaves or dies, seen with the helper as a process of its own."""
+"""The fate of agents when the helper leaves or dies, seen with the helper as a process of its own."""
 
 # ruff: noqa: ASYNC110, ASYNC240 - as in harness.py
 from __future__ import annotations

@@ -53,7 +53,7 @@ async def test_a_missing_table_is_an_empty_one(tmp_path: Path) -> None:
 
 
 async def test_a_table_in_one_file_is_taken_over(tmp_path: Path) -> None:
-    """What lives when Hive is upgraded is known to the new helper, and to the old one where the upgrade is undone."""
+    """Agents that live when Hive is upgraded are known to the new helper, and to the old one after a downgrade."""
     whole = {"version": 1, "agents": {"a1": Record(spec=SPEC, run=RUN), "a2": Record(spec=SPEC)}}
     (tmp_path / "sandbox.json").write_bytes(msgspec.json.encode(whole))
     (tmp_path / "sandbox.d").mkdir()

@@ -1,4 +1,4 @@
-"""What of the host's files an agent is given where root wrote no policy file."""
+"""Files of the host that an agent is given where root wrote no policy file."""
 
 from __future__ import annotations
 

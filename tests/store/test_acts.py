@@ -32,7 +32,7 @@ def act(target: str, act: str = "set_config") -> OfflineAct:
 
 
 async def take_in(database: Database, *, removing: bool = True) -> None:
-    """What the daemon does."""
+    """Takes the acts in, as the daemon does."""
     path = acts_of(database.path)
     found = acts.read(path)
     await database.write(lambda conn: acts.take_in(conn, found, now=9.0))

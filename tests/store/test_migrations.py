@@ -51,7 +51,7 @@ def what_refuses(conn: sqlite3.Connection) -> set[tuple[str, str]]:
 
 
 def wrong_with(conn: sqlite3.Connection, step: str, number: int) -> list[str]:
-    """What `step` does to the tables before it that older code would notice."""
+    """Changes by `step` to the tables before it that older code would notice."""
     before, refused = columns(conn), what_refuses(conn)
     migrate(conn, (*STEPS[: number - 1], step), readable_from=READABLE_FROM)
     after = columns(conn)

@@ -189,7 +189,7 @@ async def test_nobody_can_say_that_rows_went_with_a_damaged_database_behind_a_he
 async def test_a_copy_that_is_not_whole_is_not_used_and_that_is_told(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    """What is missing of it may be that a right was taken away."""
+    """A right may have been taken away in what is missing of it."""
     path = tmp_path / "hive.db"
     (await a_hive(path)).close()
     overwritten(path)

@@ -107,7 +107,7 @@ def rows_of(app: Top) -> list[str]:
 
 
 def screen_text(app: Top) -> str:
-    """What the table shows, line by line."""
+    """The table as it is shown, line by line."""
     table = table_of(app)
     return "\n".join(table.render_line(y).text for y in range(table.size.height))
 

@@ -124,7 +124,7 @@ EVENTS = [
 
 
 def gpus_of(library: Library) -> list[GpuRow]:
-    """What the daemon says over this driver: NVIDIA's own wrapper is asked."""
+    """The daemon's words over this driver: NVIDIA's own wrapper is asked."""
     with in_place_of(library):
         seen = Nvml(load=lambda: __import__("pynvml")).look()
     return msgspec.convert(gpus_view(seen, lambda pid: PROGRAMS.get(pid, ""))["gpus"], list[GpuRow])
@@ -220,7 +220,7 @@ def _wrong(*conditions: FoundCondition) -> dict[str, Any]:
 
 
 def down() -> Snapshot:
-    """What SQLite says: nothing that only a daemon knows."""
+    """SQLite's words: nothing that only a daemon knows."""
     unknown = dict.fromkeys(("in_flight", "parked", "tokens_per_s", "rss_bytes", "saved_bytes", "wakes", "pauses"))
     return look(
         source="store",

@@ -1,4 +1,4 @@
-"""What `hive top` shows, over a real daemon, helper and database: an agent's page, panes, colours, what is ASCII."""
+"""The view of `hive top`, over a real daemon, helper and database: an agent's page, panes, colours, what is ASCII."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while somebody looks: the view stays up, says what is wrong, and goes on where it can."""
+"""Faults while somebody looks: the view stays up, says what is wrong, and goes on where it can."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.tui.driving import (
 
 
 def kept_by(box: Box, *names: str) -> None:
-    """What a daemon that was killed left behind."""
+    """Files that a daemon that was killed left behind."""
 
     def insert(conn: sqlite3.Connection) -> None:
         for name in names:

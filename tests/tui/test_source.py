@@ -1,4 +1,4 @@
-"""What is shown where the daemon is down: SQLite in each state it can be left in, and Redis."""
+"""The view where the daemon is down: SQLite in each state it can be left in, and Redis."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_letters_that_are_hidden_or_turned_round_are_shown_as_what_they_are() ->
 
 
 def test_an_event_hides_the_beginning_only_of_what_it_ends() -> None:
-    """Whatever else happened to an agent hid that it was on its way."""
+    """An agent on its way was hidden by whatever else happened to it."""
     going = EventLine(1.0, "agent.resuming", "ann paused → resuming")
 
     def kinds(*kinds: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a look asks of a real daemon, and that less is asked costs nothing of what is seen."""
+"""Questions of a look to a real daemon, and that less is asked costs nothing of what is seen."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SHELL = "/bin/sh"
 
 
 class Heard:
-    """What children said, and which strangers were reaped."""
+    """Words of children, and which strangers were reaped."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []

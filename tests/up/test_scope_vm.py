@@ -59,7 +59,7 @@ def system() -> Path:
 
 @pytest.fixture(scope="module")
 def results(system: Path) -> dict[str, Any]:
-    """What the guest's program printed."""
+    """The output of the guest's program."""
     with tempfile.TemporaryDirectory(prefix="hive-vm-") as name:
         content = Path(name) / "content"
         no_caches = shutil.ignore_patterns("__pycache__")

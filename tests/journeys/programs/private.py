@@ -60,7 +60,7 @@ class Callers(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def echo(self) -> None:
-        """What comes goes back as it came; frames are not looked at."""
+        """Sends back what comes, as it came; frames are not looked at."""
         accept = base64.b64encode(hashlib.sha1((self.headers["Sec-WebSocket-Key"] + GUID).encode()).digest()).decode()
         self.wfile.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
