@@ -176,8 +176,8 @@ async def ask(agent: Agent, word: str) -> None:
 
 
 class Fit(NamedTuple):
-    """Agents that fitted. `limit`: what kept one more out. `kept`: RAM of a sleeper with its part of zram, as a share of
-    its own."""
+    """Agents that fitted. `limit`: what kept one more out. `kept`: RAM of a sleeper incl. zram, as a share of its
+    own."""
 
     agents: int
     limit: str

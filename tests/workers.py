@@ -183,7 +183,7 @@ def pytest_make_collect_report(
 
 
 def tried(cases: Sequence[tuple[str, int]]) -> list[bool]:
-    """A mark for each case that is tried, of tests with their `breadth`: the first of a test, and every n-th from there."""
+    """A mark for each case that is tried, of tests with their `breadth`: the first of a test, then every n-th."""
     count: defaultdict[str, int] = defaultdict(int)
     found = []
     for test, breadth in cases:
