@@ -127,6 +127,7 @@ def test_a_model_that_refuses_is_a_502_with_the_reason_and_no_turn(demo: Program
     assert (state["turn"], state["state_ok"]) == (0, True)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("fault", ["--die-mid-stream=3", "--no-end-marker", "--error-mid-stream=3", "--bad-head"])
 def test_half_an_answer_is_no_answer(dialect: Dialect, fault: str, tmp_path: Path) -> None:
