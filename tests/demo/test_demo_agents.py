@@ -90,6 +90,7 @@ def demo() -> Iterator[Program]:
         yield server
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_takes_turns_and_keeps_its_state(name: str, dialect: Dialect, demo: Program, tmp_path: Path) -> None:
