@@ -50,6 +50,7 @@ from hive.pooling.pool_memory import MemoryReading, PoolMemory
 from hive.pooling.pooled_slot import HELD, PooledSlot, grants_in, permitted
 from hive.pooling.preparing import Preparing
 from hive.pooling.slot_server import describe
+from hive.pooling.slot_sleep import levels_of
 from hive.pooling.slot_steps import Describe, SlotSteps
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
@@ -158,6 +159,10 @@ class ModelPool:
             "hive pool lists them" if names else "describe it in hive.conf: [model NAME]"
         )
         raise NotFound(f"the pool has no model {model[:80]!r}", hint=hint)
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings()
 
     @property
     def rules(self) -> Rules:
@@ -323,6 +328,8 @@ class ModelPool:
         is_used = slot.state in (SlotState.READY, SlotState.DRAINING)
         if slot.is_over and slot.process is not None and is_used and not self._is_closing:
             self.steps.crashed(slot, slot.process)
+        elif slot.is_over and slot.state is SlotState.ASLEEP:
+            self.steps.sleep.died(slot)
 
     async def look(self) -> MemoryReading:
         """Measures all accounts and all servers. Raises LinkLost."""
@@ -441,6 +448,7 @@ class ModelPool:
             unload_s=UNLOAD_S,
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
+            levels=levels_of(slot, self.footprints, self.gpu, settings),
         )
         if slot.why_not and not slot.grants:
             return msgspec.structs.replace(facts, pinned_at=None, waiting=())
@@ -518,9 +526,12 @@ class ModelPool:
         match move:
             case LoadSlot(slot=id, grants=grants, why=why):
                 slot = self.slots[id]
-                slot.loading(grants, now)
                 self._preparing.used(id)
-                self.steps.load(slot, why)
+                if slot.state is SlotState.ASLEEP:
+                    self.steps.sleep.wake(slot, grants)
+                else:
+                    slot.loading(grants, now)
+                    self.steps.load(slot, why)
             case UnloadSlot(slot=id, why=why):
                 self.steps.unload(self.slots[id], why)
             case MakeRoom(claim=claim):
@@ -543,8 +554,8 @@ class ModelPool:
                 self._claims = tuple(claim for claim in self._claims if claim.slot != id)
             case RefuseWaiting(slot=id, why=why):
                 self._refuse(self.slots[id], why)
-            case SleepSlot():
-                raise AssertionError("no server here can sleep")  # no slot has a level
+            case SleepSlot(slot=id, level=level, why=why):
+                self.steps.sleep.fall_asleep(self.slots[id], level, why)
             case Rest():
                 return
 

@@ -13,6 +13,7 @@ import msgspec
 
 from hive.backends.entries import ModelEntry, entries_of
 from hive.backends.entry_launch import launch_entry
+from hive.backends.entry_sleep import why_no_sleep
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound
 from hive.host.notify import Notifier
@@ -63,6 +64,7 @@ def supervised(
         socket=socket,
         state=state,
         weights_bytes=_size(entry.path) if entry.kind == BackendKind.VLLM else 0,
+        may_sleep=not why_no_sleep(entry, settings.pool, given.accounts),
     )
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     state.mkdir(parents=True, exist_ok=True)
