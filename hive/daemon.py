@@ -73,8 +73,9 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.link.helper import Ended
 from hive.link.link import LinkReply
-from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.messages import AgentRow, DaemonTable, Done, Marks, Open, ProxyTable, Refused
 from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
@@ -279,7 +280,27 @@ class Daemon:
             self._switcher.adopt(job)
         self._given_up = [job for job in recorded.jobs if job not in switches]
 
-        # What answers the API.
+        self.services = self._services(
+            isolation=isolation,
+            freezer=freezer,
+            started_at=started_at,
+            sandboxes=sandboxes,
+            executor=executor,
+            gpus=gpus,
+        )
+
+    def _services(
+        self,
+        *,
+        isolation: Isolation,
+        freezer: str,
+        started_at: float,
+        sandboxes: WithElsewhere,
+        executor: Executor,
+        gpus: GpuMemoryReader,
+    ) -> Services:
+        """Makes what answers the API, of all that is made by then."""
+        paths, settings = self._paths, self._settings
         agent_views = AgentViews(
             roster=self.roster,
             sleeper=self.sleeper,
@@ -316,7 +337,7 @@ class Daemon:
             audit_log=self._audit_log,
             helper=self._helper,
         )
-        self.services = Services(
+        return Services(
             paths=paths,
             settings=settings,
             internal_token=self._internal_token,

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from hive.agents.transition_lock import outcome_of
 from hive.backends.entries import GGUF, ModelEntry
 from hive.domain import BackendKind
 from hive.errors import BackendTimeout, HiveError, WrongState
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import charged_in, with_measured
 from hive.pool.moves import LoadSlot, RefuseWaiting
@@ -103,7 +104,7 @@ class PoolBackends:
         is_on: bool,
         settings: Callable[[], Settings],
         footprints: Footprints,
-        look: Callable[[BackendKind], Awaitable[BackendIs]],
+        look: Callable[[BackendKind], Coroutine[Any, Any, BackendIs]],
         wake: Callable[[], None],
         gpu: Callable[[], str],
     ) -> None:
