@@ -97,7 +97,7 @@ STARTERS = {
     "cli.doctor",
     "cli.top",
     "cli.run_backend",
-    "cli.run_model",
+    "cli.entry",
     "cli.secrets",
     "cli.logs",
     "cli.backup",
@@ -213,7 +213,7 @@ def test_every_room_is_in_the_table() -> None:
         ("worker.keeper", "backends.command_line.Launch", False, True),
         ("worker.keeper", "up.children", False, False),
         ("daemon", "worker.worker", False, False),
-        ("__main__", "cli.main.run", False, True),
+        ("__main__", "cli.entry.run", False, True),
         ("", "daemon", False, False),
     ],
 )

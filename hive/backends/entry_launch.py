@@ -31,11 +31,12 @@ def launch_entry(
     socket: Path,
     state: Path,
     weights_bytes: int = 0,
+    may_sleep: bool = False,
 ) -> Launch:
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes. Raises BadRequest for a context larger than the entry's.
+    bytes; `may_sleep`: it is started so that it can. Raises BadRequest for a context larger than the entry's.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
@@ -58,6 +59,9 @@ def launch_entry(
     more, variables = (
         _llama_more(entry, gpus) if is_llama else _vllm_more(entry, accounts, gpus, context or own, weights_bytes)
     )
+    if may_sleep and gpus and (sleeping := spec_of(entry.kind).sleeping) is not None:
+        more += sleeping.flags
+        variables |= sleeping.environment
     # By UUID: the numbers of GPUs are others in another process.
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     needed = [_named(need, entry) for need in made.needed]

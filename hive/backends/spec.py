@@ -44,6 +44,23 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     look_for_files_at: str = ""
 
 
+class Sleeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Sleep of such a server on a GPU: it lives on and gives most of that memory back. Asleep it answers control
+    questions and holds requests for ever, so that none may reach it.
+
+    `flags`, `environment`: it needs them at its start, or it cannot. `levels`: by name, whether the weights stay in the
+    host's memory; else a wake reads them from the disk. `asleep`: the name of its level, empty while it is awake; None
+    where it cannot sleep. `fall_asleep` and `wake` raise BackendDown, BackendTimeout; a wake is whole or raises.
+    """
+
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+    levels: Mapping[str, bool]
+    asleep: Callable[[AskedServer], Conversation[str | None]]
+    fall_asleep: Callable[[AskedServer, str], Conversation[None]]
+    wake: Callable[[AskedServer, str], Conversation[None]]
+
+
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a request to such a server, and the fields it is told in vain (`passed_over`, by endpoint).
 
@@ -116,6 +133,8 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     program: Callable[[InferenceSection], str] | None = None
     launch: Callable[[Order], Launch] | None = None
     """Makes the command that starts it; `launch.STARTED` lists the kinds that Hive starts."""
+    sleeping: Sleeping | None = None
+    """None where it cannot sleep."""
 
     def __repr__(self) -> str:
         return f"<BackendSpec {self.kind}>"

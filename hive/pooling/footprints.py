@@ -17,7 +17,7 @@ import msgspec
 from hive.backends.entries import ModelEntry
 from hive.errors import HiveError
 from hive.pool.estimate import MemoryEstimate, ModelFacts, estimate
-from hive.pool.footprints import Footprint, FootprintKey
+from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
 from hive.settings.table import Settings
 from hive.store import pool
@@ -95,6 +95,16 @@ class Footprints:
         footprint = self._footprint(entry, gpu)
         return footprint is not None and bool(footprint.load_s)
 
+    def sleep(self, entry: ModelEntry, gpu: str, level: str) -> SleepFootprint:
+        """The measurements of a level of sleep; none where its files are not known."""
+        footprint = self._footprint(entry, gpu)
+        return SleepFootprint(level) if footprint is None else footprint.sleep(level)
+
+    def steady_bytes(self, entry: ModelEntry, gpu: str) -> int | None:
+        """The memory it had after its last load, in all accounts together; None if none was measured."""
+        footprint = self._footprint(entry, gpu)
+        return (footprint.steady_bytes if footprint else 0) or None
+
     def load_p50_s(self, entry: ModelEntry, gpu: str) -> float:
         """The median of its loads; the same guess where none was measured."""
         footprint = self._footprint(entry, gpu)
@@ -144,6 +154,21 @@ class Footprints:
         if peak > self._kept_peaks.get(key, 0) * GREW:
             await self._learn(footprint)
 
+    async def after_sleep(self, entry: ModelEntry, gpu: str, level: str, kept: int) -> None:
+        """It fell asleep, and `kept` bytes stayed in all its accounts together."""
+        if (key := self._key(entry, gpu)) is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_sleep(level, kept))
+
+    async def after_wake(self, entry: ModelEntry, gpu: str, level: str, wake_s: float) -> None:
+        """It woke in so many seconds."""
+        if (key := self._key(entry, gpu)) is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_wake(level, wake_s))
+
+    async def after_ban(self, entry: ModelEntry, gpu: str, level: str, why: str, version: str) -> None:
+        """This level does not work with this version of its server: it is not used again."""
+        if (key := self._key(entry, gpu)) is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_ban(level, why, version))
+
     async def _learn(self, footprint: Footprint) -> None:
         key = footprint.key
         self._known[key] = footprint
@@ -173,12 +198,13 @@ def _decoded(name: str, data: str) -> Footprint | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         log.warning("footprint_unreadable key=%.200s why=%s", name, error)
         return None
-    times = (*footprint.load_s, *footprint.wake_s)
+    times = (*footprint.load_s, *(time for sleep in footprint.sleeps for time in sleep.wake_s))
     if (
         _name(footprint.key) != name
         or footprint.peak_bytes < 0
         or footprint.steady_bytes < 0
         or min(times, default=0) < 0
+        or any((sleep.kept_bytes or 0) < 0 for sleep in footprint.sleeps)
     ):
         log.warning("footprint_unreadable key=%.200s why='it is another key's, or has figures below 0'", name)
         return None

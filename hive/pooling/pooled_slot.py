@@ -12,7 +12,7 @@ from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
-from hive.pool.state import MIB, Audience, Demand, Grant, SlotFacts, SlotState
+from hive.pool.state import MIB, Audience, Demand, Grant, SleepLevel, SlotFacts, SlotState
 
 HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
 """States in which a slot has memory."""
@@ -27,6 +27,8 @@ class PooledSlot:
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
     next. `stepping`: the step that is under way: a close, a load or an unload.
+    `level`: at which it sleeps, falls asleep or wakes, and `awake`: its charges before that. `can_sleep`: its server
+    was asked and has sleep; `token`: generated before it slept first, to compare with after a wake.
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
     all, a clause. `never`: why its waiting requests were refused, until that has changed.
     """
@@ -40,6 +42,10 @@ class PooledSlot:
         self.grants: tuple[Grant, ...] = ()
         self.process: SlotProcess | None = None
         self.run_before = ""
+        self.awake: tuple[Grant, ...] = ()
+        self.level: SleepLevel | None = None
+        self.can_sleep = False
+        self.token = ""
         self.peak_bytes = 0
         self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
         self.turn_lost_until = 0.0
@@ -99,9 +105,16 @@ class PooledSlot:
         return 0
 
     def facts(
-        self, *, need_bytes: int, load_s: float, unload_s: float, audience: Audience, keep_alive_s: float
+        self,
+        *,
+        need_bytes: int,
+        load_s: float,
+        unload_s: float,
+        audience: Audience,
+        keep_alive_s: float,
+        levels: tuple[SleepLevel, ...] = (),
     ) -> SlotFacts:
-        """The slot as the decider sees it."""
+        """The slot as the decider sees it. `levels`: that its server may be put to sleep at."""
         return SlotFacts(
             id=self.id,
             model=self.model,
@@ -113,6 +126,9 @@ class PooledSlot:
             unload_s=unload_s,
             permitted=permitted(self.entry),
             grants=self.grants,
+            awake=self.awake,
+            levels=levels if self.level is None else (self.level,),
+            level="" if self.level is None else self.level.name,
             ready_at=self.ready_at,
             used_at=self.used_at,
             settled=self.is_settled,
@@ -171,7 +187,7 @@ class PooledSlot:
 
     def measured(self, by_account: dict[str, int | None]) -> None:
         """Takes a measurement of its processes; the charge never falls below it."""
-        if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING):
+        if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP):
             return
         self.grants = tuple(with_measured(grant, by_account.get(grant.account)) for grant in self.grants)
         known = [grant.measured_bytes for grant in self.grants if grant.measured_bytes is not None]
@@ -184,6 +200,7 @@ class PooledSlot:
         self.state, self.grants, self.moved_at = SlotState.LOADING, grants, now
         self.generation += 1
         self.peak_bytes = 0
+        self._never_slept()
         self.never = ""
         self.was_cut, self.is_drained, self.is_settled = False, True, True
         self.run_before = "" if self.process is None else self.process.run
@@ -196,6 +213,7 @@ class PooledSlot:
         self.ready_at = self.used_at = now
         self.failures, self.retry_at, self.error, self.last_lines = 0, 0.0, "", []
         self.order = None
+        self.level, self.awake = None, ()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
 
     def draining(self, now: float) -> None:
@@ -209,8 +227,29 @@ class PooledSlot:
     def stopping(self, now: float) -> None:
         self.state, self.moved_at = SlotState.STOPPING, now
 
+    def falling_asleep(self, level: SleepLevel, now: float) -> None:
+        """All of it stays charged until it is measured back."""
+        self.stopping(now)
+        self.level = level
+
+    def asleep(self, kept: tuple[Grant, ...], level: SleepLevel) -> None:
+        """Its server lives on with `kept`; `level` as it was measured."""
+        self.awake, self.grants, self.level = self.grants, kept, level
+        self.state, self.is_drained, self.is_closing, self.was_cut = SlotState.ASLEEP, True, False, False
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
+
+    def waking(self, grants: tuple[Grant, ...], now: float) -> None:
+        """Charged with `grants` from now; what it holds of them is what it kept, until it is measured again."""
+        held = {grant.account: grant.measured_bytes for grant in self.grants}
+        self.grants = tuple(Grant(one.account, one.charged_bytes, held.get(one.account)) for one in grants)
+        self.state, self.moved_at, self.never = SlotState.LOADING, now, ""
+
+    def _never_slept(self) -> None:
+        self.awake, self.level, self.can_sleep, self.token = (), None, False, ""
+
     def cold(self) -> None:
         self.state, self.grants = SlotState.COLD, ()
+        self._never_slept()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
         self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
 

@@ -38,6 +38,7 @@ from hive.pool.moves import (
     SleepSlot,
     UnloadSlot,
 )
+from hive.pool.next_up import next_up
 from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.pooling.entry_facts import model_info
@@ -47,7 +48,9 @@ from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_counts import PoolCounts
 from hive.pooling.pool_memory import MemoryReading, PoolMemory
 from hive.pooling.pooled_slot import HELD, PooledSlot, grants_in, permitted
+from hive.pooling.preparing import Preparing
 from hive.pooling.slot_server import describe
+from hive.pooling.slot_sleep import levels_of
 from hive.pooling.slot_steps import Describe, SlotSteps
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
@@ -103,6 +106,7 @@ class ModelPool:
         self._helper = helper
         self._proxy_link = proxy_link
         self._audit_log = audit_log
+        self._preparing = Preparing(helper)
         self._claims: tuple[Claim, ...] = ()
         self._changed = asyncio.Event()
         self._reading_files: asyncio.Task[None] | None = None
@@ -157,6 +161,10 @@ class ModelPool:
         raise NotFound(f"the pool has no model {model[:80]!r}", hint=hint)
 
     @property
+    def settings(self) -> Settings:
+        return self._settings()
+
+    @property
     def rules(self) -> Rules:
         return rules_of(self._settings().pool)
 
@@ -208,6 +216,7 @@ class ModelPool:
             self._reading_files = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
+        self._prepare()
         self._tell()
         self._passed.set()
         self._passed = asyncio.Event()
@@ -241,6 +250,7 @@ class ModelPool:
     def helper_here(self) -> None:
         """The helper has connected (again): what runs is asked anew."""
         self._adopted.clear()
+        self._preparing.helper_here()
         self.wake()
 
     async def known(self) -> None:
@@ -318,6 +328,8 @@ class ModelPool:
         is_used = slot.state in (SlotState.READY, SlotState.DRAINING)
         if slot.is_over and slot.process is not None and is_used and not self._is_closing:
             self.steps.crashed(slot, slot.process)
+        elif slot.is_over and slot.state is SlotState.ASLEEP:
+            self.steps.sleep.died(slot)
 
     async def look(self) -> MemoryReading:
         """Measures all accounts and all servers. Raises LinkLost."""
@@ -436,6 +448,7 @@ class ModelPool:
             unload_s=UNLOAD_S,
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
+            levels=levels_of(slot, self.footprints, self.gpu, settings),
         )
         if slot.why_not and not slot.grants:
             return msgspec.structs.replace(facts, pinned_at=None, waiting=())
@@ -472,6 +485,15 @@ class ModelPool:
         log.error("pool_moves_without_end last=%s", move)
         return time.monotonic() + LOOK_S
 
+    def _prepare(self) -> None:
+        """Has a supervisor wait for the load that comes next."""
+        if self._adopted.is_set() and not self._is_closing:
+            now = time.monotonic()
+            is_wanted = self._settings().pool.prepare
+            self._preparing.want(
+                next_up(self.facts(now), now, self.slots) if is_wanted else "", at_once=bool(self._claims)
+            )
+
     def _revive(self, now: float) -> None:
         """Slots that were given up are tried again after a while; refused waits are looked at again."""
         hold_s = self._settings().pool.fail_hold_s
@@ -504,8 +526,12 @@ class ModelPool:
         match move:
             case LoadSlot(slot=id, grants=grants, why=why):
                 slot = self.slots[id]
-                slot.loading(grants, now)
-                self.steps.load(slot, why)
+                self._preparing.used(id)
+                if slot.state is SlotState.ASLEEP:
+                    self.steps.sleep.wake(slot, grants)
+                else:
+                    slot.loading(grants, now)
+                    self.steps.load(slot, why)
             case UnloadSlot(slot=id, why=why):
                 self.steps.unload(self.slots[id], why)
             case MakeRoom(claim=claim):
@@ -528,8 +554,8 @@ class ModelPool:
                 self._claims = tuple(claim for claim in self._claims if claim.slot != id)
             case RefuseWaiting(slot=id, why=why):
                 self._refuse(self.slots[id], why)
-            case SleepSlot():
-                raise AssertionError("no server here can sleep")  # no slot has a level
+            case SleepSlot(slot=id, level=level, why=why):
+                self.steps.sleep.fall_asleep(self.slots[id], level, why)
             case Rest():
                 return
 

@@ -23,6 +23,7 @@ from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
 from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot, grant_of
+from hive.pooling.slot_sleep import SlotSleep
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
 from hive.tasks import spawn
@@ -75,6 +76,7 @@ class SlotSteps:
         self._pool = pool
         self._describe = describe
         self._moved_cpu: dict[str, tuple[float, float]] = {}
+        self.sleep = SlotSleep(pool=pool, audit_log=audit_log, begin=self._begin, end=self._end)
 
     def _begin(self, slot: PooledSlot, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         if slot.stepping is not None:
@@ -160,6 +162,10 @@ class SlotSteps:
                 slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
             backend, models = await self._told(slot, within_s=0.0 if is_new else TAKEN_OVER_S)
+            if is_new:
+                await self.sleep.ask(slot)
+            elif await self.sleep.found(slot, backend, models):
+                return
             if slot.is_over:
                 raise BackendDown(ended(slot.process))
         except HiveError as error:

@@ -52,9 +52,13 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _s("Longest wait until the memory of a stopped server is back; then it counts as foreign.", unit="s", ge=0),
     ] = 10
+    prepare: Annotated[
+        bool,
+        _s("A supervisor waits, begun, for the model that is probably loaded next; it has some 25 MB of the host."),
+    ] = True
     finish_loads: Annotated[bool, _s("A load goes on when all who waited for it have left.")] = True
     host_ram_mb: Annotated[
-        int, _s("Host memory that models may sleep in; 0: none sleeps.", unit="MiB", effect=False, ge=0)
+        int, _s("Host memory that models of vLLM on GPUs may sleep in; 0: none sleeps.", unit="MiB", ge=0)
     ] = 0
     fail_hold_s: Annotated[
         float, _s("A model whose loads have failed is tried again after that; 0: by an order only.", unit="s", ge=0)
@@ -84,7 +88,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
             expected="UUIDs as `nvidia-smi -L` shows them (GPU-…, MIG-…), separated by commas, or cpu",
         ),
     ] = ""
-    sleep: Annotated[bool, _s("It may sleep instead of being unloaded, where its server can.", effect=False)] = True
+    sleep: Annotated[
+        bool, _s("It may sleep instead of being unloaded, where its server can: vLLM on a GPU, with host_ram_mb.")
+    ] = True
     chat_template: Annotated[
         str, _s("A Jinja file instead of the model's own template.", pattern="^(/.*)?$", expected="an absolute path")
     ] = ""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hive.backends.backend import open_backend
 from hive.errors import BadRequest, DependencyDown, NotFound
+from hive.host.process import children_of, read_stat
+from hive.link.slots import mark_of
 from hive.sandbox.model_slots import described
 from hive.settings.file import load
 from hive.settings.pool import slot_id
 from hive.settings.table import Paths
 from hive.up.run_model import entry_of, read_grant
+from tests.control.box import until
+from tests.pooling.sleep_world import SERVER, model_directory
 
 
 @pytest.fixture
@@ -66,3 +74,77 @@ def test_a_missing_file_ends_it_with_5_and_says_where_to_put_it(tmp_path: Path) 
     assert said.returncode == 5, said.stderr
     assert f"{tmp_path}/none.gguf" in said.stderr
     assert "put it there, or change [model a]" in said.stderr
+
+
+@pytest.fixture
+def awaited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`hive run-model` that waits for its grant: it has a warden, and its model's file is missing."""
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[inference]\nllama_program = {sys.executable}\n[model a]\nfile = {tmp_path}/none.gguf\n")
+    mark_of(tmp_path / "grant.json").touch()
+    words = [slot_id("a"), "--grant", "grant.json", "--socket", "a.sock", "--state-dir", "state", "--config", str(conf)]
+    run = [sys.executable, "-P", "-m", "hive", "run-model", *words]
+    with subprocess.Popen(run, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until_warden = time.monotonic() + 60
+        while not children_of(process.pid):
+            assert time.monotonic() < until_warden
+            assert process.poll() is None
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def test_what_is_described_while_it_waits_is_what_it_starts(awaited: subprocess.Popen[str], tmp_path: Path) -> None:
+    conf = tmp_path / "hive.conf"
+    conf.write_text(conf.read_text().replace("none.gguf", "other.gguf"))
+    (tmp_path / "new").write_text('{"accounts": {"cpu": 100}}')
+    (tmp_path / "new").rename(tmp_path / "grant.json")
+    _, said = awaited.communicate(timeout=60)
+    assert awaited.returncode == 5, said
+    assert f"{tmp_path}/other.gguf" in said
+
+
+def test_a_model_that_is_described_no_more_while_it_waits_is_not_started(
+    awaited: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "hive.conf").write_text("")
+    (tmp_path / "grant.json").write_text('{"accounts": {"cpu": 100}}')
+    _, said = awaited.communicate(timeout=60)
+    assert awaited.returncode == 3, said
+    assert slot_id("a") in said
+
+
+def test_without_its_mark_it_ends_well(awaited: subprocess.Popen[str], tmp_path: Path) -> None:
+    warden = children_of(awaited.pid)
+    mark_of(tmp_path / "grant.json").unlink()
+    _, said = awaited.communicate(timeout=60)
+    assert (awaited.returncode, said) == (0, "")
+    until_gone = time.monotonic() + 60
+    while any((found := read_stat(pid)) is not None and found.alive for pid in warden):
+        assert time.monotonic() < until_gone
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("account", "host_ram_mb", "told"), [("GPU-1", 4096, ""), ("GPU-1", 0, None), ("cpu", 4096, None)]
+)
+async def test_a_server_is_started_with_sleep_where_it_may_sleep(
+    short_path: Path, tmp_path: Path, account: str, host_ram_mb: int, told: str | None
+) -> None:
+    """`told`: empty for one that can sleep and is awake, None for one that cannot."""
+    conf, socket = tmp_path / "hive.conf", short_path / "m.sock"
+    model = model_directory(tmp_path / "m", 1)
+    conf.write_text(
+        f"[inference]\nvllm_program = {SERVER}\n[pool]\nhost_ram_mb = {host_ram_mb}\n"
+        f"[model m]\nbackend = vllm\nfile = {model}\n"
+    )
+    (tmp_path / "grant").write_text(f'{{"accounts": {{"{account}": 900}}, "context": 0}}')
+    words = [slot_id("m"), "--grant", str(tmp_path / "grant"), "--socket", str(socket), "--config", str(conf)]
+    run = [sys.executable, "-P", "-m", "hive", "run-model", *words, "--state-dir", str(tmp_path / "state")]
+    supervisor = await asyncio.create_subprocess_exec(*run, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        await until(socket.exists)
+        assert await open_backend("vllm", str(socket)).asleep() == told
+    finally:
+        supervisor.terminate()
+        assert await supervisor.wait() == 0
