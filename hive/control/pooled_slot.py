@@ -22,7 +22,8 @@ LAST_LINES = 20
 
 
 class PooledSlot:
-    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
+    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons; `cause`:
+    the demand that the last one was for.
 
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
@@ -51,6 +52,7 @@ class PooledSlot:
         self.demands: tuple[Demand, ...] = ()
         self.more_demands = 0
         self.order: Demand | None = None
+        self.cause: Demand | None = None
         self.unload_ordered = False
         self.pinned_at: float | None = None
         self.failures = 0

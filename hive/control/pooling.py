@@ -33,6 +33,7 @@ from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.expected import expected_in_s
+from hive.pool.load_cause import load_cause
 from hive.pool.moves import (
     CloseSlot,
     CutSlot,
@@ -474,6 +475,7 @@ class ModelPool:
             case LoadSlot(slot=id, grants=grants, why=why):
                 self._claims = tuple(claim for claim in self._claims if claim.slot != id)
                 slot = self.slots[id]
+                slot.cause = load_cause(self.slot_facts(slot, now), self.rules)
                 slot.loading(grants, now)
                 self.steps.load(slot, why)
             case UnloadSlot(slot=id, why=why):

@@ -17,7 +17,7 @@ from hive.control.pooled_slot import PooledSlot, grant_of
 from hive.control.proxy_link import ProxyGates
 from hive.domain import BackendInfo, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost
-from hive.link.pool import CrashBlame, SlotBusy, SlotClosed, SlotFlow
+from hive.link.pool import CrashBlame, LoadCharged, SlotBusy, SlotClosed, SlotFlow
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
 from hive.pool.state import CPU, SlotState
@@ -167,6 +167,8 @@ class SlotSteps:
         seconds = time.monotonic() - began
         for demand in slot.demands:
             self._pool.counts.waited(demand.band, time.monotonic() - demand.since)
+        if is_new:
+            self._charge(slot, seconds)
         slot.ready(backend, models, time.monotonic())
         self._pool.say(slot)
         log.info("slot_ready model=%s generation=%d seconds=%.2f", slot.model, slot.generation, seconds)
@@ -176,6 +178,13 @@ class SlotSteps:
             self._audit_log.note("model.loaded", target=slot.id, detail=detail)
             await self._learn(slot, seconds)
         self._pool.wake()
+
+    def _charge(self, slot: PooledSlot, seconds: float) -> None:
+        """Has the tenant pay whose demand the load was for; before the gate opens, so that it counts for the line."""
+        if (cause := slot.cause) is not None:
+            self._proxy_link.load_charged(
+                LoadCharged(id=slot.id, tenant=cause.tenant, agent=cause.agent, band=cause.band, seconds=seconds)
+            )
 
     async def _with_helper(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The helper's answer, from the next one too: what it is asked may be asked twice."""

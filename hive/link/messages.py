@@ -14,6 +14,7 @@ from hive.link.message import LinkMessage
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
+    LoadCharged,
     SlotBusy,
     SlotClosed,
     SlotCrashed,
@@ -577,6 +578,7 @@ AnyMessage = (
     | OpenBackend
     | Slots
     | SlotIs
+    | LoadCharged
     | CloseSlotGate
     | SlotClosed
     | SlotBusy
