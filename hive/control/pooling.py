@@ -70,8 +70,6 @@ TAKEN_OVER_S = 1.5
 """The servers of an earlier daemon have so long to say what they are, until the API answers."""
 SETTLED_S = 2.0
 """After a load, requests that waited for it are at the server within this time; else they have left."""
-UNLOAD_S = 1.5
-"""An unload, until one was seen."""
 
 
 class ModelPool:
@@ -407,7 +405,7 @@ class ModelPool:
         facts = slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
-            unload_s=UNLOAD_S,
+            unload_s=self.footprints.unload_s(slot.entry, self.gpu),
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
         )

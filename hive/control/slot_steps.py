@@ -293,17 +293,27 @@ class SlotSteps:
                 return
         slot.is_closing = slot.unload_ordered = False
         await self._learn_peak(slot)
-        await self._end(slot)
+        if (seconds := await self._end(slot)) is not None:
+            learnt = self._pool.footprints.after_unload(slot.entry, self._pool.gpu, seconds)
+            spawn(outcome_of(learnt), name=f"unload of {slot.model}")  # nobody waits for the disk
         slot.cold()
         log.info("slot_cold model=%s why=%s", slot.model, why)
         self._pool.counts.evicted(why)
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
         self._pool.wake()
 
-    async def _end(self, slot: PooledSlot) -> None:
-        """Returns when nothing of the server is left, and its memory is back or booked as foreign."""
+    async def _end(self, slot: PooledSlot) -> float | None:
+        """Returns when nothing of the server is left, and its memory is back or booked as foreign: after how many
+        seconds it was back, None if it was not."""
+        ordered = 0.0
+
+        async def stop() -> None:
+            nonlocal ordered
+            ordered = time.monotonic()
+            await self._helper.slot_stop(slot.id, grace_s=self.grace_s)
+
         while True:
-            stopped = await outcome_of(self._with_helper(lambda: self._helper.slot_stop(slot.id, grace_s=self.grace_s)))
+            stopped = await outcome_of(self._with_helper(stop))
             if not isinstance(stopped, HiveError):
                 break
             log.error("slot_not_stopped model=%s error=%s", slot.model, stopped.message)
@@ -314,6 +324,8 @@ class SlotSteps:
         while not is_back:  # the driver tells no change: it has to be looked at
             await asyncio.sleep(BACK_LOOK_S)
             is_back = await self._is_back(slot, time.monotonic() - began)
+        back_at = time.monotonic()
+        return back_at - ordered if back_at - began < self._pool.rules.free_s else None
 
     async def _is_back(self, slot: PooledSlot, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""

@@ -25,13 +25,14 @@ class FootprintKey(msgspec.Struct, frozen=True):
 
 class Footprint(msgspec.Struct, frozen=True):
     """Measurements of one key. `peak_bytes`: the most ever; `steady_bytes`: after the last load; `load_s`,
-    `wake_s`: the newest of each, oldest first."""
+    `wake_s`, `unload_s`: the newest of each, oldest first."""
 
     key: FootprintKey
     peak_bytes: int = 0
     steady_bytes: int = 0
     load_s: tuple[float, ...] = ()
     wake_s: tuple[float, ...] = ()
+    unload_s: tuple[float, ...] = ()
 
     def after_load(self, steady_bytes: int, peak_bytes: int, load_s: float) -> Footprint:
         """The footprint with one measured load more; the peak never falls.
@@ -56,6 +57,10 @@ class Footprint(msgspec.Struct, frozen=True):
         """The footprint with one measured wake more."""
         return msgspec.structs.replace(self, wake_s=(*self.wake_s, wake_s)[-SAMPLES:])
 
+    def after_unload(self, unload_s: float) -> Footprint:
+        """The footprint with one measured unload more: from the order to stop until its memory was back."""
+        return msgspec.structs.replace(self, unload_s=(*self.unload_s, unload_s)[-SAMPLES:])
+
     def after_oom(self, charged_bytes: int) -> Footprint:
         """The footprint after a load that died for memory under this charge: the next try is charged more.
 
@@ -73,6 +78,16 @@ class Footprint(msgspec.Struct, frozen=True):
     def load_p95_s(self) -> float | None:
         """The load that one in twenty exceeds; of fewer, the longest."""
         return quantile(self.load_s, 0.95)
+
+    @property
+    def unload_p95_s(self) -> float | None:
+        """The unload that one in twenty exceeds; None if none was measured.
+
+        >>> key = FootprintKey("sha256:1", "llama", 4096)
+        >>> Footprint(key).unload_p95_s, Footprint(key).after_unload(0.2).after_unload(0.3).unload_p95_s
+        (None, 0.3)
+        """
+        return quantile(self.unload_s, 0.95)
 
 
 def quantile(values: tuple[float, ...], part: float) -> float | None:

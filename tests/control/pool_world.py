@@ -70,7 +70,7 @@ class PlayedServers:
         self.stopped: list[str] = []
         self.comes_up: dict[str, str] = {}
         self.last: dict[str, list[str]] = {}
-        self.load_s = 0.0
+        self.load_s = self.unload_s = 0.0
         self.is_there = True
         self._runs = count(1)
 
@@ -101,6 +101,7 @@ class PlayedServers:
     async def slot_stop(self, id: str, *, grace_s: float) -> None:
         self._check()
         self.stopped.append(id)
+        await asyncio.sleep(self.unload_s)
         self.processes.pop(id, None)
 
     def serve(self, id: str) -> None:
