@@ -3,7 +3,6 @@ played."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,9 +41,7 @@ async def test_an_unload_is_learnt_kept_and_reckoned_with(box: PoolWorld) -> Non
     await until(lambda: box.pool.slot_facts(slot, 0.0).unload_s != 1.5)
     learnt = box.pool.slot_facts(slot, 0.0).unload_s
     assert learnt >= 0.2
-    while '"unload_s":[]' in (data := next(iter((await box.database.read(pool.footprints)).values()))):
-        await asyncio.sleep(0.01)
-    assert f'"unload_s":[{learnt}' in data
+    await until(lambda: f'"unload_s":[{learnt}' in next(iter(box.database.read_now(pool.footprints).values())))
     box.ask("a")
     await box.until("a", "ready")
     box.use("a", 1)
