@@ -12,6 +12,7 @@ from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
+from hive.pool.load_movement import STILL_S, LoadMovement
 from hive.pool.state import MIB, Audience, Demand, Grant, SlotFacts, SlotState
 
 HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
@@ -31,6 +32,9 @@ class PooledSlot:
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
     all, a clause. `never`: why its waiting requests were refused, until that has changed.
     """
+
+    still_s = STILL_S
+    """A load that stands still for so long is ended."""
 
     def __init__(self, entry: ModelEntry, backend: BackendInfo, models: list[ModelInfo]) -> None:
         self.entry = entry
@@ -67,6 +71,8 @@ class PooledSlot:
         self.stepping: asyncio.Task[None] | None = None
         self.came_up: asyncio.Event = asyncio.Event()
         self.went: asyncio.Event = asyncio.Event()
+        self.movement = LoadMovement()
+        self.stands: asyncio.Event = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<PooledSlot {self.entry.name} {self.state} generation {self.generation}>"
@@ -180,6 +186,16 @@ class PooledSlot:
         if len(known) == len(self.grants):
             self.peak_bytes = max(self.peak_bytes, sum(known))
 
+    def load_looked_at(self, by_account: dict[str, int | None], now: float) -> None:
+        """Takes a look at its load: `stands` is set once that has stood still for too long."""
+        if self.state is not SlotState.LOADING or self.process is None:
+            return
+        parts = [self.process.bytes, *by_account.values()]
+        known = [part for part in parts if part is not None]
+        self.movement.saw(cpu_s=self.process.cpu_s, bytes=sum(known) if known else None, now=now)
+        if self.movement.stood_s(now) >= self.still_s:
+            self.stands.set()
+
     # its states -------------------------------------------------------------------------------------------------------
 
     def loading(self, grants: tuple[Grant, ...], now: float) -> None:
@@ -191,6 +207,7 @@ class PooledSlot:
         self.run_before = "" if self.process is None else self.process.run
         self.process = None
         self.came_up, self.went = asyncio.Event(), asyncio.Event()
+        self.movement, self.stands = LoadMovement(), asyncio.Event()
 
     def ready(self, backend: BackendInfo, models: list[ModelInfo], now: float) -> None:
         self.is_settled = not self.demands

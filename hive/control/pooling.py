@@ -310,6 +310,7 @@ class ModelPool:
             if process is not None and slot.process.run == process.run:
                 slot.saw(process)
                 slot.measured(self.reading.by_slot.get(slot.id, {}))
+                slot.load_looked_at(self.reading.by_slot.get(slot.id, {}), self._looked_at)
                 self._see_end(slot)
                 self.steps.judge(slot, slot.process)
         return self.reading

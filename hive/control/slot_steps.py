@@ -203,13 +203,17 @@ class SlotSteps:
             limit_s = max(LOAD_MIN_S, known_s, size / SLOW_DISK_BYTES_PER_S)  # the file may be in no cache this time
         up = spawn(slot.came_up.wait(), name="came up")
         gone = spawn(slot.went.wait(), name="went")
+        stands = spawn(slot.stands.wait(), name="stands still")
         try:
-            await asyncio.wait({up, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({up, gone, stands}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             up.cancel()
             gone.cancel()
+            stands.cancel()
         if slot.is_over:
             raise BackendDown(ended(slot.process))
+        if slot.stands.is_set() and not slot.came_up.is_set():
+            raise BackendTimeout(f"its load stood still: no CPU was used and no memory taken for {slot.still_s:g} s")
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
