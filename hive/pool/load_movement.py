@@ -1,4 +1,4 @@
-"""Whether a load gets on: a server that uses no CPU and takes no memory stands still, whatever it waits for. Pure.
+"""Progress of a load: a server that uses no CPU and takes no memory stands still, whatever it waits for. Pure.
 
 A llama-server that reads its weights takes memory with each block, also from a slow disk; a vLLM that compiles for
 minutes burns CPU. What they print says no more than that, and neither tells how far it is: llama-server answers
