@@ -26,7 +26,7 @@ def run_model(
 
     Examples:
       hive run-model qwen3-8b-f9b30c0d --grant /run/hive/pool/qwen3-8b-f9b30c0d.json
-        --socket /run/hive-inference/qwen3-8b-f9b30c0d.sock --state-dir /var/lib/hive/inference
+        --socket /run/hive-model/qwen3-8b-f9b30c0d/sock --state-dir /var/lib/hive/inference
     """
     # The paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
     settings = load(Path(config) if config else None, env=os.environ).settings

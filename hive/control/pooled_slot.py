@@ -24,7 +24,7 @@ LAST_LINES = 20
 
 class PooledSlot:
     """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons; `cause`:
-    the demand that the last one was for.
+    the demand that the last one was for. `address`: where a server of it listens that is started now.
 
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
@@ -39,6 +39,7 @@ class PooledSlot:
     def __init__(self, entry: ModelEntry, backend: BackendInfo, models: list[ModelInfo]) -> None:
         self.entry = entry
         self.backend = backend
+        self.address = backend.address
         self.models = models
         self.state = SlotState.COLD
         self.generation = 0
@@ -201,6 +202,7 @@ class PooledSlot:
     def loading(self, grants: tuple[Grant, ...], now: float) -> None:
         self.state, self.grants, self.moved_at = SlotState.LOADING, grants, now
         self.generation += 1
+        self.backend = msgspec.structs.replace(self.backend, address=self.address)
         self.peak_bytes = 0
         self.never = ""
         self.was_cut, self.is_drained, self.is_settled = False, True, True

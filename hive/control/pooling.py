@@ -266,6 +266,8 @@ class ModelPool:
         slot.generation = max(slot.generation, (grant.generation if grant is not None else 1) - 1)
         slot.loading(grants_in(grant) or self._charged_anyway(slot), now - process.age_s)
         slot.process = process
+        if process.socket:  # it was started by an earlier version
+            slot.backend = msgspec.structs.replace(slot.backend, address=process.socket)
         log.info("slot_taken_over id=%s state=%s generation=%d", slot.id, process.state, slot.generation)
         if process.state is ProcessState.STOPPING:
             self.steps.unload(slot, "it was being stopped")
