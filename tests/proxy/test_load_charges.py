@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hive.domain import Band
 from hive.link.pool import LoadCharged, SlotIs
-from hive.proxy.queue import FairQueue, FairShares, Flow
-from hive.proxy.work_rate import UNMEASURED_PER_S
+from hive.queue.queue import FairQueue, FairShares, Flow
+from hive.queue.work_rate import UNMEASURED_PER_S
 from tests.examples import examples
 from tests.proxy.test_slots import ask, pooled
 
