@@ -217,7 +217,7 @@ def read_grant(paths: Paths, slot: str) -> SlotGrant | None:
 
 
 def socket_before(paths: Paths, slot: str, pid: int) -> str:
-    """Where a server listens that was started when all of them had one directory; empty for any other."""
+    """Socket of a server that was started when all of them had one directory; empty for any other."""
     before = str(paths.slot_socket_before(slot))
     with contextlib.suppress(OSError):
         if os.fsencode(before) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
