@@ -47,7 +47,7 @@ class RunningSlot(Protocol):
     """At its start, or when it was found: `stopping` also for one whose end is not known yet."""
     grant: SlotGrant | None
     socket: str
-    """Where it listens; empty for the slot's own place."""
+    """The place where it listens; empty for the slot's own."""
 
     def age_s(self) -> float: ...
 
