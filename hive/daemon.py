@@ -224,7 +224,9 @@ class Daemon:
             answer_s=settings.proxy.first_byte_s,
         )
         self._scheduler = Scheduler(self.roster, self._database, self._audit_log, recorded.schedules)
-        self._prewarmer = Prewarmer(self.roster, self.effects, self._proxy_link, self._audit_log)
+        self._prewarmer = Prewarmer(
+            self.roster, self.effects, self._proxy_link, self._audit_log, pooled=lambda: self._pool.offered()
+        )
 
         # The inference server.
         inference = settings.inference

@@ -68,6 +68,17 @@ class SlotBusy(LinkMessage, tag=True, frozen=True, kw_only=True):
     in_flight: int
 
 
+class LoadCharged(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Daemon → proxy, before the slot opens: its load took so many seconds, and a request of this tenant had caused it.
+    A load that nobody has asked for (a pin, an operator's order) is told of to nobody."""
+
+    id: str
+    tenant: str
+    agent: str
+    band: Band
+    seconds: float
+
+
 class WaitingDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A request that waits for a model to be loaded. `age_s`: since it began to wait; `left_s`: until it is refused."""
 

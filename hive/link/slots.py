@@ -45,9 +45,10 @@ class ProcessState(StrEnum):
 class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     """The server of one slot. `pid`: of its supervisor, 0 once it has ended; `pids`: all of its processes.
 
-    `run`: a name of this start, another one for each; `age_s`: since it began. `bytes`: anonymous and shared memory of
-    the host now, `peak_bytes`: the most seen, both None where unknown; `cpu_s`: used by all its processes. After the
-    end: `exit_code`, `why` (the reason in words), `was_oom` (the kernel killed it for memory), `last` (its last lines).
+    `run`: a name of this start, another one for each; `age_s`: since it began; `socket`: where it listens, empty for
+    the slot's own place. `bytes`: anonymous and shared memory of the host now, `peak_bytes`: the most seen, both None
+    where unknown; `cpu_s`: used by all its processes. After the end: `exit_code`, `why` (the reason in words),
+    `was_oom` (the kernel killed it for memory), `last` (its last lines).
     """
 
     id: str
@@ -56,6 +57,7 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     pids: list[int] = []
     age_s: float = 0.0
+    socket: str = ""
     grant: SlotGrant | None = None
     bytes: int | None = None
     peak_bytes: int | None = None

@@ -25,6 +25,7 @@ from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.expected import expected_in_s
+from hive.pool.load_cause import load_cause
 from hive.pool.moves import (
     CloseSlot,
     CutSlot,
@@ -73,8 +74,6 @@ TAKEN_OVER_S = 1.5
 """The servers of an earlier daemon have so long to say what they are, until the API answers."""
 SETTLED_S = 2.0
 """After a load, requests that waited for it are at the server within this time; else they have left."""
-UNLOAD_S = 1.5
-"""An unload, until one was seen."""
 
 
 class ModelPool:
@@ -300,6 +299,8 @@ class ModelPool:
         slot.generation = max(slot.generation, (grant.generation if grant is not None else 1) - 1)
         slot.loading(grants_in(grant) or self._charged_anyway(slot), now - process.age_s)
         slot.process = process
+        if process.socket:  # it was started by an earlier version
+            slot.backend = msgspec.structs.replace(slot.backend, address=process.socket)
         log.info("slot_taken_over id=%s state=%s generation=%d", slot.id, process.state, slot.generation)
         if process.state is ProcessState.STOPPING:
             self.steps.unload(slot, "it was being stopped")
@@ -347,6 +348,7 @@ class ModelPool:
             if process is not None and slot.process.run == process.run:
                 slot.saw(process)
                 slot.measured(self.reading.by_slot.get(slot.id, {}))
+                slot.load_looked_at(self.reading.by_slot.get(slot.id, {}), self._looked_at)
                 self._see_end(slot)
                 self.steps.judge(slot, slot.process)
         return self.reading
@@ -445,7 +447,7 @@ class ModelPool:
         facts = slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
-            unload_s=UNLOAD_S,
+            unload_s=self.footprints.unload_s(slot.entry, self.gpu),
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
             levels=levels_of(slot, self.footprints, self.gpu, settings),
@@ -527,6 +529,7 @@ class ModelPool:
             case LoadSlot(slot=id, grants=grants, why=why):
                 slot = self.slots[id]
                 self._preparing.used(id)
+                slot.cause = load_cause(self.slot_facts(slot, now), self.rules)
                 if slot.state is SlotState.ASLEEP:
                     self.steps.sleep.wake(slot, grants)
                 else:

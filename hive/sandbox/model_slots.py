@@ -98,6 +98,7 @@ class HeldSlot:
             pid=0 if has_ended else self.running.pid,
             pids=[] if has_ended else self.used.pids,
             age_s=self.running.age_s(),
+            socket=self.running.socket,
             grant=self.running.grant,
             bytes=None if has_ended else self.used.bytes,
             peak_bytes=self.peak_bytes,
