@@ -23,6 +23,8 @@ LABELS = {
     "an operator": "order",
     "switch": "switch",
     "nobody waits": "unwanted",
+    "Ollama ": "dropped",
+    "no Ollama ": "dropped",
 }
 """Beginning of the decider's reason → the label; the reason itself may name a model."""
 

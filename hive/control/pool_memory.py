@@ -141,6 +141,8 @@ class PoolMemory:
         for id in totals:
             if id == CPU:
                 bytes = process.bytes if CPU in granted else None
+            elif process.gpu_bytes is not None:
+                bytes = told_in(id, process, [account for account in totals if account in granted and account != CPU])
             else:
                 told = found[id].processes if id in found and self._shares_pids else None
                 bytes = bytes_of(process.pids, told)
@@ -239,6 +241,24 @@ def bytes_of(pids: Iterable[int], told: tuple[ProcessOnGpu, ...] | None) -> int 
     own = [process.used_bytes for process in told if process.pid in wanted]
     known = [bytes for bytes in own if bytes is not None]
     return sum(known) if own and len(known) == len(own) else None
+
+
+def told_in(account: str, process: SlotProcess, gpus: list[str]) -> int | None:
+    """Bytes in one GPU of a server that tells how much it has on GPUs, and not on which: shared out as its memory was
+    granted to it, else all on the first of them. None where nothing was granted there, or nothing is told yet.
+
+    >>> from hive.link.slots import SlotGrant
+    >>> grant = SlotGrant(accounts={"g": 20, "h": 10})
+    >>> told = SlotProcess(id="m", run="1", state=ProcessState.SERVING, grant=grant, bytes=5, gpu_bytes=90)
+    >>> [told_in(account, told, ["g", "h"]) for account in ("g", "h", "i")]
+    [60, 30, None]
+    """
+    if process.gpu_bytes is None or process.bytes is None or account not in gpus:
+        return None
+    if process.grant is None:
+        return process.gpu_bytes if account == gpus[0] else None
+    granted = sum(process.grant.accounts[gpu] for gpu in gpus)
+    return process.gpu_bytes * process.grant.accounts[account] // max(1, granted)
 
 
 def in_first_pid_namespace() -> bool:

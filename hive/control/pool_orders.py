@@ -14,11 +14,11 @@ from hive.control.jobs import Jobs
 from hive.control.pool_views import explanation_of, progress_of, slot_view, view_of
 from hive.control.pooled_slot import HELD, PooledSlot
 from hive.control.pooling import ModelPool
+from hive.control.slot_servers import SlotServers
 from hive.domain import Band, JobState
 from hive.errors import DependencyDown, HiveError, WrongState
 from hive.pool.expected import expected_in_s
 from hive.pool.state import Demand, SlotState
-from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
 from hive.store import pool as store
@@ -50,7 +50,7 @@ class PoolOrders:
         jobs: Jobs,
         database: Database,
         audit_log: AuditLog,
-        helper: SandboxClient,
+        helper: SlotServers,
     ) -> None:
         self.pool = pool
         self._why_off = why_off

@@ -38,6 +38,9 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     `run`: a name of this start, another one for each; `age_s`: since it began. `bytes`: anonymous and shared memory of
     the host now, `peak_bytes`: the most seen, both None where unknown; `cpu_s`: used by all its processes. After the
     end: `exit_code`, `why` (the reason in words), `was_oom` (the kernel killed it for memory), `last` (its last lines).
+
+    A model of Ollama has no process of its own: `gpu_bytes` is what Ollama says that it holds on GPUs, None for all
+    others. `was_dropped`: Ollama gave it up by itself, or is gone, which is no crash of the model's.
     """
 
     id: str
@@ -54,6 +57,8 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     was_oom: bool = False
     last: list[str] = []
+    gpu_bytes: int | None = None
+    was_dropped: bool = False
 
 
 class SlotStart(LinkMessage, tag=True, frozen=True, kw_only=True):

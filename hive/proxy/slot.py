@@ -60,6 +60,8 @@ class Slot:
         self.generation = 0
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.at_server = ""
+        """The name by which its server knows its model, where that is another than Hive's."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line
@@ -257,6 +259,7 @@ class Slot:
             estimate=endpoint.name == COUNT and self.answers(endpoint),
             limit_as=said.limit_name(backend.address, inference.backend_limit_name),
             grammar=grammar_limits(self._settings, backend.kind),
+            model=self.at_server,
         )
 
 
