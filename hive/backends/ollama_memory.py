@@ -19,6 +19,8 @@ from hive.models.whereabouts import Whereabouts, would_leave
 
 FOR_EVER = -1
 """`keep_alive` of what the pool has loaded: only the pool ends it."""
+ONLY_EMBEDS = b"does not support generate"
+"""The refusal to load a model that makes no text."""
 FOR_EVER_S = 365 * 86400.0
 """An expiry that is further away is Ollama's way to say for ever: 292 years."""
 
@@ -51,30 +53,23 @@ class _Details(msgspec.Struct):
     context_length: int | None = None
 
 
-class _Abilities(msgspec.Struct):
-    """Of a row of `/api/tags`, what Ollama tells since 0.32."""
-
-    capabilities: tuple[str, ...] = ()
+class _LongTag(msgspec.Struct):
     details: _Details | None = None
 
 
-class _AbleTags(msgspec.Struct):
-    models: list[_Abilities] | None = None
+class _LongTags(msgspec.Struct):
+    models: list[_LongTag] | None = None
 
 
 def listed(server: AskedServer) -> Conversation[list[ModelInfo]]:
-    """Every model that there is, with what it can and how much it reads, as far as Ollama tells. Raises BackendDown,
-    BackendTimeout."""
+    """Every model that there is, with the context it was trained for where Ollama tells it (since 0.32). Raises
+    BackendDown, BackendTimeout."""
     answer = yield from get(TAGS)
     found = models_in(decoded(server, TAGS, answer, Tags))
-    able = decoded(server, TAGS, answer, _AbleTags).models or []
+    told = [row.details or _Details() for row in decoded(server, TAGS, answer, _LongTags).models or []]
     return [
-        msgspec.structs.replace(
-            model,
-            capabilities=more.capabilities,
-            context_length=None if more.details is None else more.details.context_length,
-        )
-        for model, more in zip(found, able, strict=True)
+        msgspec.structs.replace(model, context_length=details.context_length)
+        for model, details in zip(found, told, strict=True)
     ]
 
 
@@ -83,15 +78,17 @@ def in_memory(server: AskedServer) -> Conversation[list[OllamaModel]]:
     return (yield from shape(server, "/api/ps", _Running)).models or []
 
 
-def keep(server: AskedServer, model: str, *, embeds: bool) -> Conversation[None]:
-    """Loads a model, or finds it loaded; it stays from now on. `embeds`: it makes no text.
+def keep(server: AskedServer, model: str) -> Conversation[None]:
+    """Loads a model, or finds it loaded; it stays from now on.
 
     Raises NotSupported where Ollama would send it on to another host, NotFound, BackendDown, BackendTimeout.
     """
     yield from _check_near(server, model)
     body: dict[str, object] = {"model": model, "keep_alive": FOR_EVER}
-    more: dict[str, object] = {"input": []} if embeds else {"stream": False}
-    check_done((yield from post("/api/embed" if embeds else "/api/generate", body | more, within_s=LOAD_S)), server)
+    answer = yield from post("/api/generate", body | {"stream": False}, within_s=LOAD_S)
+    if answer.status == 400 and ONLY_EMBEDS in answer.body:
+        answer = yield from post("/api/embed", body | {"input": []}, within_s=LOAD_S)
+    check_done(answer, server)
 
 
 def let_go(server: AskedServer, model: str) -> Conversation[None]:

@@ -189,12 +189,7 @@ class OllamaSlots:
             self._on_moved(self._process(entry.id, held))
 
     async def _ask_to_keep(self, entry: ModelEntry) -> None:
-        await self._control.converse(partial(keep, model=entry.at_server, embeds=self._embeds(entry)))
-
-    def _embeds(self, entry: ModelEntry) -> bool:
-        listed = self._listed.get(entry.id)
-        told = () if listed is None else listed.capabilities
-        return entry.row.category == "embedding" or ("embedding" in told and "completion" not in told)
+        await self._control.converse(partial(keep, model=entry.at_server))
 
     async def slot_stop(self, id: str, *, grace_s: float) -> None:
         """Has a model unloaded; returns once Ollama does not list it. Raises TimedOut."""

@@ -241,6 +241,7 @@ class Slot:
         asked, said = self._asked_as(backend, endpoint), spec_of(backend.kind).requests
         target = asked.name
         inject = said.priority_fields(target, wishes.band) if backend.priority else ()
+        inject += said.pooled_fields(target) if self.name else ()
         alone = wishes.cache_mode is CacheMode.NONE
         if alone or self._settings.proxy.cache_isolation:
             group = f"request {request_id}" if alone else tenant.cache_group
