@@ -240,7 +240,7 @@ async def once(state: State, how: str, hive: Alone | None, connect: Callable[[],
 @contextlib.asynccontextmanager
 async def prepared(state: State, hive: Alone, backend: str) -> AsyncIterator[None]:
     """What the state needs around it."""
-    readers = [child for child in hive.seen.children() if "hive.proxy.body_worker" in child.cmdline()]
+    readers = [child for child in hive.seen.children() if "hive.bodies.body_worker" in child.cmdline()]
     hive.answers_wakes = state.reach is not parked
     async with contextlib.AsyncExitStack() as after:
         for _ in range(state.ahead):

@@ -34,9 +34,9 @@ sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests", "
 import msgspec
 from journeys.sdk import TEMPLATE
 
+from hive.bodies import grammar
 from hive.domain import BackendKind
 from hive.errors import GrammarTooComplex
-from hive.proxy import grammar
 from hive.proxy.slot import grammar_limits
 from hive.settings.table import Settings
 from tests import llama, vllm

@@ -23,8 +23,8 @@ sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests/pro
 import uvloop
 from harness import JSON_ANSWER, MODEL_TOKEN, Proxy, answer, post, proxied
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendInfo, BackendKind
-from hive.proxy.body_workers import DeepReaders
 
 SAMPLE_S = 0.001
 EDGES_MS = (0.5, 1, 2, 5, 10, 20, 50, 100)

@@ -225,8 +225,8 @@ def where() -> None:
 
     from hive.domain import UsageEvent
     from hive.proxy import endpoints
-    from hive.proxy.limits import SlidingWindow
     from hive.proxy.metering import read_cost
+    from hive.queue.limits import SlidingWindow
     from hive.wire.http1 import KnownHead, RequestParser, Response, ResponseParser
 
     class Nothing:

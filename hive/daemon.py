@@ -28,6 +28,8 @@ from hive.agents.transition_lock import outcome_of
 from hive.api.failures import Failures
 from hive.api.middleware import TcpEntry
 from hive.api.server import ApiServer, Tcp, serve
+from hive.audit.audit_log import AuditLog
+from hive.audit.jobs import Jobs
 from hive.backends.ask import parse_address
 from hive.backends.entries import entries_of
 from hive.backends.kinds import spec_of
@@ -37,35 +39,25 @@ from hive.control import secret_files
 from hive.control.active_backend import Active
 from hive.control.agent_views import AgentViews
 from hive.control.api_tokens import LiveTokens
-from hive.control.audit_log import AuditLog
 from hive.control.backend_candidates import Choices, RunningCandidates, ServiceCandidates, service
 from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.external_agents import WithElsewhere
-from hive.control.footprints import Footprints
 from hive.control.health import HealthReport
 from hive.control.hosts import hosts_of
-from hive.control.jobs import Jobs
 from hive.control.kept_responses import KeptResponses
 from hive.control.listening import ListenPlace, WantedAddress, listen
 from hive.control.message_delivery import MessageDelivery
 from hive.control.metrics import Scraper
 from hive.control.models import Models
-from hive.control.ollama_slots import OllamaSlots, ollama_address
-from hive.control.pool_clients import PoolClients
-from hive.control.pool_memory import PoolMemory
-from hive.control.pool_orders import PoolOrders, why_off
-from hive.control.pooling import ModelPool
 from hive.control.prewarming import Prewarmer
-from hive.control.proxy_link import ProxyGates
 from hive.control.recorded import PROXY_PORT, read_recorded
 from hive.control.registration import AgentRegistry
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.services import Services
-from hive.control.slot_servers import OneOfTwo
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
 from hive.control.usage import UsageConsumer
@@ -84,9 +76,17 @@ from hive.host.process import identify
 from hive.link.link import LinkReply
 from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
 from hive.link.pool import SlotDemands, SlotFlows
+from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
 from hive.link.slots import SlotProcess
 from hive.link.usage import UsageBatch
+from hive.pooling.footprints import Footprints
+from hive.pooling.ollama_slots import OllamaSlots, ollama_address
+from hive.pooling.pool_clients import PoolClients
+from hive.pooling.pool_memory import PoolMemory
+from hive.pooling.pool_orders import PoolOrders, why_off
+from hive.pooling.pooling import ModelPool
+from hive.pooling.slot_servers import OneOfTwo
 from hive.sandbox.client import SandboxClient
 from hive.settings.file import SettingOrigin
 from hive.settings.table import Paths, Settings
@@ -284,6 +284,7 @@ class Daemon:
             access=self._access,
             proxy_link=self._proxy_link,
             gpu=gpus,
+            pool=self._pool,
             run=run,
         )
         switches = [job for job in recorded.jobs if is_carried_on(job, run)][:1]

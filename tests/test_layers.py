@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(LEAVES, LEAVES),
     "host": LEAVES,
     "link": LEAVES,
+    "link.proxy_link": LEAVES | {"host.accounts"},  # the daemon's end of it: who may connect
     "models": LEAVES,
     "pool": LEAVES,
     "store": LEAVES,
@@ -54,10 +55,14 @@ ALLOWED: dict[str, set[str]] = {
         LEAVES | {"models", "dialects", "host"},  # they ask; the kinds are data and pure functions
     ),
     "backends.models_dir": LEAVES | {"host"},
-    "proxy": LEAVES | {"wire", "dialects", "link", "models", "backends.kinds", "store", "host"},
-    "control": LEAVES | DAEMON_PARTS | {"pool", "worker.profile", "worker.restarts"},
-    "api": LEAVES | DAEMON_PARTS | {"control"},
-    "daemon": LEAVES | DAEMON_PARTS | {"control", "api"},
+    "queue": LEAVES | {"link", "models"},
+    "bodies": LEAVES | {"dialects", "models", "host"},
+    "proxy": LEAVES | {"queue", "bodies", "wire", "dialects", "link", "models", "backends.kinds", "store", "host"},
+    "audit": LEAVES | {"agents", "store", "host"},
+    "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
+    "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool"},
+    "api": LEAVES | DAEMON_PARTS | {"control", "audit"},
+    "daemon": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "api"},
     "worker": LEAVES | {"host", "backends", "dialects"},
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
@@ -114,7 +119,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def name_of(path: Path) -> str:
-    """`hive/proxy/gate.py` → `proxy.gate`; a package's `__init__` has the package's name."""
+    """`hive/queue/gate.py` → `queue.gate`; a package's `__init__` has the package's name."""
     parts = list(path.relative_to(HIVE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -196,8 +201,14 @@ def test_every_room_is_in_the_table() -> None:
         ("cli.services", "proxy.forward", True, False),
         ("domain", "errors", False, True),
         ("errors", "host.process", False, False),
-        ("control.jobs", "api.app", False, False),
-        ("api.app", "control.jobs", False, True),
+        ("control.models", "api.app", False, False),
+        ("api.app", "control.models", False, True),
+        ("proxy.forward", "queue.gate.Gate", False, True),
+        ("queue.gate", "proxy.slot", False, False),
+        ("bodies.body", "queue.tenants", False, False),
+        ("control.health", "pooling.pooling.ModelPool", False, True),
+        ("pooling.pooling", "control.switching", False, False),
+        ("audit.jobs", "pooling.pool_orders", False, False),
         ("install.steps", "up.up", False, False),
         ("worker.keeper", "backends.command_line.Launch", False, True),
         ("worker.keeper", "up.children", False, False),

@@ -17,8 +17,8 @@ from hive.api.caller import actor
 from hive.api.params import FOLLOW, LENGTH, WAIT, Number, Span, body_of, named
 from hive.api.responses import as_json, as_text
 from hive.api.routes import TEXT, LeadsTo, RouteRow
+from hive.audit.shielded import waited_for
 from hive.control import views
-from hive.control.shielded import waited_for
 from hive.control.tail import follow, tail
 from hive.domain import MESSAGE_MAX_BYTES, Role
 from hive.errors import NotFound

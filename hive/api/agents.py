@@ -20,8 +20,8 @@ from hive.api.caller import actor, note, person
 from hive.api.params import LENGTH, Flag, Number, Text, body_of, named
 from hive.api.responses import as_json
 from hive.api.routes import LeadsTo, RouteRow
+from hive.audit.auth import Person
 from hive.control import schedule_times, views
-from hive.control.auth import Person
 from hive.domain import AgentSpec, Role
 from hive.errors import BadRequest
 from hive.shapes.agents import (

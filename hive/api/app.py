@@ -35,8 +35,8 @@ from hive.api.responses import head_of, problem
 from hive.api.routes import RouteRow
 from hive.api.system import BoxApi
 from hive.api.tokens import TokenApi
-from hive.control.auth import need
-from hive.control.shielded import carried_through
+from hive.audit.auth import need
+from hive.audit.shielded import carried_through
 from hive.errors import HiveError, MethodNotAllowed, NotFound, RequestTimeout
 from hive.host.accounts import NAMES, Accounts
 

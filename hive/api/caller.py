@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from hive.control.auth import Person
+from hive.audit.auth import Person
 
 PERSON, ORIGIN = "hive.person", "hive.origin"
 """Keys in the scope of the caller and of the request's origin, left by the admission."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hive.control.auth import SocketPeer
+from hive.audit.auth import SocketPeer
 from hive.link.server import groups_of, peer_of
 
 HEAD_S = 10.0

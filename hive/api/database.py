@@ -14,7 +14,7 @@ from starlette.responses import Response
 from hive.api.caller import note
 from hive.api.params import JSON, Words, body_of
 from hive.api.routes import RouteRow
-from hive.control.shielded import unless_left
+from hive.audit.shielded import unless_left
 from hive.control.state_queries import Answered
 from hive.domain import Role
 from hive.shapes.database import DbResult, DbSchema, DbTables

@@ -13,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 from hive.api.params import FOLLOW, Number, named
 from hive.api.responses import as_event
 from hive.api.routes import EVENTS, RouteRow
-from hive.control.feed import DROPPED, FEED_MAX, Event
-from hive.control.shielded import unless
+from hive.audit.feed import DROPPED, FEED_MAX, Event
+from hive.audit.shielded import unless
 from hive.domain import Role
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from hive.api.caller import ORIGIN, PERSON, SOCKET
 from hive.api.connections import OverTcp
 from hive.api.failures import Failures
 from hive.api.responses import problem
+from hive.audit.auth import Person, bearer_of, person_of
 from hive.control.api_tokens import Key, LiveTokens
-from hive.control.auth import Person, bearer_of, person_of
 from hive.control.hosts import Reached, check_host
 from hive.errors import HiveError, NotPermitted, TooManyRequests, Unauthorized
 from hive.host.accounts import Accounts

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hive.agents.roster import Roster
-from hive.control.actors import user_of
+from hive.audit.actors import user_of
 from hive.errors import HiveError
 from hive.host.accounts import NAMES
 from hive.store.audit import ORDER, AuditRecord
 
 if TYPE_CHECKING:
-    from hive.control.audit_log import AuditLog
+    from hive.audit.audit_log import AuditLog
 
 Result = TypeVar("Result")
 

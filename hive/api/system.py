@@ -15,9 +15,9 @@ from hive.api.order_audit import NAME_MAX
 from hive.api.params import WAIT, Number, Span, Text, WordParam, body_of, named
 from hive.api.responses import as_json, as_text, job_begun
 from hive.api.routes import METRICS, TEXT, LeadsTo, RouteRow
+from hive.audit.shielded import waited_for
 from hive.backends.ask import without_secrets
 from hive.control import views
-from hive.control.shielded import waited_for
 from hive.domain import By, Role
 from hive.errors import NotPermitted
 from hive.host import memory

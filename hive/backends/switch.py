@@ -1,8 +1,11 @@
 """A switch from one inference server to another: what is done next, and what follows from how that went. Pure.
 
-    close → stop old → memory free → start new → health of new → record → open
+    close → stop old → memory free → room → start new → health of new → record → open
       any failure ↓
-            stop new → memory free → start old → health of old  → open
+            stop new → memory free → room → start old → health of old  → open
+
+`room` is a step where there is a pool of models: they leave for the new server from `close` on, and nothing else is
+loaded until the switch has ended.
 
 The daemon writes each `Switch` down before it does its step, so whoever finds one knows what may have been done.
 A server that Hive does not start (`unit` empty) is neither stopped nor started. It is there already, so its health is
@@ -36,6 +39,8 @@ class SwitchStep(StrEnum):
     STOP = "stop"
     FREE = "free"
     """The GPU's memory is given back."""
+    ROOM = "room"
+    """Models of the pool have left for it, and what it will take is booked."""
     START = "start"
     HEALTH = "health"
     """It answers, it has models, and one of them gave a token."""
@@ -78,6 +83,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     `back`: on the way back, `why`. `touched`: a server was, or may have been, stopped or started. `then`: what failed
     on the way back. `old_answered`: whether the old one did when the switch began. `resumed`: daemons ended over it.
+    `pooled`: there is a pool of models; `loaded`: the ids of those that were loaded, for the way back.
     """
 
     new: Target
@@ -90,6 +96,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     why: Failure | None = None
     then: Failure | None = None
     resumed: int = 0
+    pooled: bool = False
+    loaded: list[str] = []
 
     @property
     def comes(self) -> Target | None:
@@ -114,6 +122,8 @@ def way(switch: Switch) -> tuple[SwitchStep, ...]:
     'close-stop-free-start-health-record-open'
     >>> "-".join(way(begun(llama, None))), "-".join(way(Switch(new=vllm, old=None, back=True)))
     ('health-close-record-open', 'close-stop-free-open')
+    >>> "-".join(way(Switch(new=vllm, old=vllm, pooled=True)))
+    'close-stop-free-room-start-health-record-open'
     """
     goes, comes = switch.goes, switch.comes
     has_unit = comes is not None and bool(comes.unit)
@@ -121,6 +131,8 @@ def way(switch: Switch) -> tuple[SwitchStep, ...]:
     steps += [SwitchStep.CLOSE]
     if goes is not None and goes.unit:
         steps += [SwitchStep.STOP, SwitchStep.FREE]
+    if has_unit and switch.pooled:
+        steps += [SwitchStep.ROOM]
     if has_unit:
         steps += [SwitchStep.START]
     if has_unit and (switch.old_answered or not switch.back):
@@ -130,9 +142,11 @@ def way(switch: Switch) -> tuple[SwitchStep, ...]:
     return (*steps, SwitchStep.OPEN)
 
 
-def begun(new: Target, old: Target | None, *, old_answered: bool = True) -> Switch:
+def begun(
+    new: Target, old: Target | None, *, old_answered: bool = True, pooled: bool = False, loaded: Sequence[str] = ()
+) -> Switch:
     """A switch before its first step."""
-    switch = Switch(new=new, old=old, old_answered=old_answered)
+    switch = Switch(new=new, old=old, old_answered=old_answered, pooled=pooled, loaded=list(loaded))
     return msgspec.structs.replace(switch, step=way(switch)[0])
 
 
@@ -150,7 +164,7 @@ def succeeded(switch: Switch) -> Switch:
 def failed(switch: Switch, failure: Failure) -> Switch:
     """Its step did not succeed. Nothing stops the way back: what cannot be done there is noted."""
     if switch.back:
-        if switch.step in (SwitchStep.START, SwitchStep.HEALTH):
+        if switch.step in (SwitchStep.ROOM, SwitchStep.START, SwitchStep.HEALTH):
             return msgspec.structs.replace(switch, step=SwitchStep.OPEN, then=failure)
         if switch.step is SwitchStep.STOP and (switch.old is None or not switch.old.unit):
             switch = msgspec.structs.replace(switch, then=failure)  # else the one that comes back ends it (Conflicts=)
@@ -214,6 +228,8 @@ def sentence(switch: Switch) -> str:
             return f"{turned}stopping {switch.goes}"
         case SwitchStep.FREE:
             return f"{turned}waiting until its memory is free"
+        case SwitchStep.ROOM:
+            return f"{turned}waiting until models of the pool have left for {switch.comes}"
         case SwitchStep.START:
             return f"{turned}starting {switch.comes}"
         case SwitchStep.HEALTH:

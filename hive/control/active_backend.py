@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
 from hive.backends.switch import Target
-from hive.control.audit_log import AuditLog
 from hive.control.backends import BackendWatch
 from hive.control.effects import DaemonEffects
-from hive.control.proxy_link import ProxyGates
 from hive.domain import BackendInfo, ModelInfo
 from hive.link.messages import BackendChanged
+from hive.link.proxy_link import ProxyGates
 from hive.store.live import Live
 from hive.tasks import spawn
 

@@ -15,7 +15,7 @@ import msgspec
 
 from hive.agents.tokens import digest as digest_of
 from hive.agents.transition_lock import outcome_of
-from hive.control.auth import API_TOKEN, INTERNAL, MAKE_ONE, Person
+from hive.audit.auth import API_TOKEN, INTERNAL, MAKE_ONE, Person
 from hive.domain import Role
 from hive.errors import HiveError, Unauthorized
 from hive.store import tokens

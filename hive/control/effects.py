@@ -11,15 +11,15 @@ from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
+from hive.audit.audit_log import AuditLog, event_row
 from hive.backends.kinds import whereabouts
-from hive.control.audit_log import AuditLog, event_row
 from hive.control.counters import Counters
 from hive.control.environment import dialect_of, environment, has_own_network
-from hive.control.proxy_link import ProxyGates
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
+from hive.link.proxy_link import ProxyGates
 from hive.link.specs import SandboxSpec
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Paths, Settings

@@ -16,8 +16,8 @@ from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.state import wrong_state
 from hive.agents.transition_lock import outcome_of
+from hive.audit.shielded import carried_through
 from hive.control.runtimes import RuntimeWatch
-from hive.control.shielded import carried_through
 from hive.domain import AgentStatus, RuntimeKind, WakeCause
 from hive.errors import HiveError, NotSupported, TimedOut
 from hive.link.execution import TerminalSize
@@ -25,7 +25,7 @@ from hive.sandbox.client import Execution, SandboxClient
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
-    from hive.control.audit_log import AuditLog  # which loads redis: the API needs none
+    from hive.audit.audit_log import AuditLog  # which loads redis: the API needs none
 
 KEPT_WORDS, KEPT_CHARACTERS = 30, 500
 """Of a command in the audit table."""

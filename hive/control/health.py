@@ -15,14 +15,14 @@ from hive.control.agent_views import AgentViews
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.listening import ListenPlace
-from hive.control.pooling import ModelPool
-from hive.control.proxy_link import ProxyGates
 from hive.control.switching import Switcher
 from hive.control.usage import UsageConsumer
 from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.host.files import free_bytes
+from hive.link.proxy_link import ProxyGates
 from hive.paths import default_state_dir
 from hive.pool.state import SlotState
+from hive.pooling.pooling import ModelPool
 from hive.settings.table import Paths, Settings
 from hive.shapes import system
 from hive.store.anew import Loss

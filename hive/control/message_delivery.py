@@ -20,11 +20,11 @@ import msgspec
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.control.audit_log import AuditLog
-from hive.control.proxy_link import ProxyGates
+from hive.audit.audit_log import AuditLog
 from hive.domain import ALIVE, Agent, AgentStatus, MessageState, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
 from hive.http_client import httpx
+from hive.link.proxy_link import ProxyGates
 from hive.store import messages
 from hive.store.database import Database
 from hive.store.messages import StoredMessage

@@ -20,8 +20,6 @@ from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.kept_responses import KeptResponses
-from hive.control.pool_counts import PoolCounts, pool_values
-from hive.control.proxy_link import ProxyGates
 from hive.control.usage import UsageConsumer
 from hive.domain import AgentStatus, SleepDepth
 from hive.errors import HiveError
@@ -31,6 +29,8 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.memory import ZramDevice
 from hive.host.nvml import GpuState, SeenGpus
 from hive.link.messages import Activity
+from hive.link.proxy_link import ProxyGates
+from hive.pooling.pool_counts import PoolCounts, pool_values
 from hive.shapes.pool import PoolView
 from hive.store.database import Database
 from hive.store.live import Live

@@ -14,13 +14,13 @@ import msgspec
 
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
+from hive.audit.audit_log import AuditLog
+from hive.audit.jobs import Jobs
 from hive.backends import model_files, pulling
 from hive.backends.kinds import spec_of, specs, whereabouts
 from hive.backends.models_dir import ModelsDir, name_for
 from hive.control.active_backend import Active
-from hive.control.audit_log import AuditLog
 from hive.control.effects import DaemonEffects
-from hive.control.jobs import Jobs
 from hive.control.pull_order import PullOrder
 from hive.domain import ALIVE, Caller, CallerKind, JobState, ModelInfo, Tier
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState

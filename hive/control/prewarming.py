@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
+from hive.audit.audit_log import AuditLog
+from hive.audit.feed import DROPPED, Event
 from hive.backends.kinds import whereabouts
-from hive.control.audit_log import AuditLog
 from hive.control.effects import DaemonEffects
-from hive.control.feed import DROPPED, Event
-from hive.control.proxy_link import ProxyGates
 from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotSupported
+from hive.link.proxy_link import ProxyGates
 from hive.models.prompts import Prefix, PromptHolder, Warmth, share_counts, sharers
 from hive.models.routing import explain_for, models_of, offers_of, preferences_of
 from hive.models.salts import cache_group

@@ -13,20 +13,20 @@ from hive.agents.roster import Roster
 from hive.agents.spec import changed_fields
 from hive.agents.starting import HIVE
 from hive.agents.transition_lock import outcome_of
+from hive.audit.audit_log import AuditLog
 from hive.control import views
 from hive.control.agent_views import AgentViews
-from hive.control.audit_log import AuditLog
 from hive.control.effects import DaemonEffects
 from hive.control.kept_responses import KeptResponses
 from hive.control.listening import ListenPlace
 from hive.control.message_delivery import MessageDelivery
 from hive.control.own_ports import own_ports, refuse_own
-from hive.control.proxy_link import ProxyGates
 from hive.control.scheduler import Scheduler
 from hive.control.uids import UidLook, UidsSeen
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, WrongState
 from hive.link.messages import Leaving
+from hive.link.proxy_link import ProxyGates
 from hive.settings.table import Settings
 from hive.shapes.agents import AgentView, Applied, KeptDeleted, Removals, Removed
 from hive.shapes.system import Shutdown

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hive.control.effects import DaemonEffects
-from hive.control.proxy_link import ProxyGates
 from hive.link.messages import RuntimeSettings
+from hive.link.proxy_link import ProxyGates
 from hive.settings.file import DEFAULT, SettingOrigin
 from hive.settings.runtime import checked, variable_of, with_runtime
 from hive.settings.table import SECTIONS, SettingRow, Settings, rows_of

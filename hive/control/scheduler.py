@@ -18,8 +18,8 @@ import msgspec
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
+from hive.audit.audit_log import AuditLog
 from hive.control import schedule_times
-from hive.control.audit_log import AuditLog
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
 from hive.store import schedules

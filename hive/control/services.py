@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hive.agents.roster import Roster
+from hive.audit.audit_log import AuditLog
+from hive.audit.jobs import Jobs
 from hive.control.active_backend import Active
 from hive.control.agent_views import AgentViews
 from hive.control.api_tokens import LiveTokens
-from hive.control.audit_log import AuditLog
 from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.health import HealthReport
-from hive.control.jobs import Jobs
 from hive.control.kept_responses import KeptResponses
 from hive.control.message_delivery import MessageDelivery
 from hive.control.metrics import Scraper
 from hive.control.models import Models
-from hive.control.pool_orders import PoolOrders
 from hive.control.prewarming import Prewarmer
-from hive.control.proxy_link import ProxyGates
 from hive.control.registration import AgentRegistry
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
@@ -29,6 +27,8 @@ from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher
 from hive.control.usage_report import UsageReport
 from hive.host.gpu_memory import GpuMemoryReader
+from hive.link.proxy_link import ProxyGates
+from hive.pooling.pool_orders import PoolOrders
 from hive.settings.table import Paths, Settings
 
 

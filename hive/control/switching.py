@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from hive.agents.transition_lock import outcome_of
+from hive.audit.audit_log import AuditLog
+from hive.audit.jobs import Also, Jobs
 from hive.backends import one_token
 from hive.backends.backend import BackendControl, open_backend
 from hive.backends.kinds import SPECS, spec_of
@@ -38,15 +40,14 @@ from hive.backends.switch import (
 )
 from hive.conditions import FoundCondition, condition
 from hive.control.active_backend import Active
-from hive.control.audit_log import AuditLog
 from hive.control.backend_candidates import AccessOf, BackendCandidate, Choices, ServiceCandidates, last_lines
-from hive.control.jobs import Also, Jobs
-from hive.control.proxy_link import ProxyGates
 from hive.domain import JobState, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
 from hive.host.access import NO_ACCESS
 from hive.host.gpu_memory import GpuMemory
 from hive.link.messages import OpenBackend
+from hive.link.proxy_link import ProxyGates
+from hive.pooling.pooling import ModelPool
 from hive.settings.table import InferenceSection
 from hive.store import runtime_settings
 from hive.store.jobs import StoredJob
@@ -65,6 +66,8 @@ FREE_LOOK_S = 0.25
 TOKEN_MIN_S = 10.0
 """One token may take this long, however little of the time for all looks is left: a model may have to be loaded."""
 HELPER_AGAIN_S = 1.0
+ROOM_SOON_S = 5.0
+"""A service that has waited for memory of the pool for so long is said to wait."""
 
 
 class ChosenBackend(msgspec.Struct, frozen=True):
@@ -106,6 +109,7 @@ class Switcher:
         choices: Choices,
         proxy_link: ProxyGates,
         gpu: GpuMemory,
+        pool: ModelPool,
         run: str,
         access: AccessOf = lambda: NO_ACCESS,
     ) -> None:
@@ -117,6 +121,8 @@ class Switcher:
         self._choices = choices
         self._proxy_link = proxy_link
         self._gpu = gpu
+        self._pool = pool
+        self._room = pool.backends
         self._run = run
         self._access = access
         self._job: StoredJob | None = None
@@ -135,8 +141,15 @@ class Switcher:
 
     @property
     def wait_s(self) -> float:
-        """Longest wait of a request for one step of a switch."""
-        return longest_s(self._settings())
+        """Longest wait of a request for one way of a switch."""
+        return longest_s(self._settings()) + (self._room_s if self._room.is_on else 0.0)
+
+    @property
+    def _room_s(self) -> float:
+        """Longest wait until models of the pool have left: all drain at once, then they end one after the other."""
+        rules = self._pool.rules
+        each_s = self._pool.steps.grace_s + rules.free_s
+        return rules.drain_s + rules.cut_s + each_s * max(1, len(self._pool.loaded))
 
     @property
     def job(self) -> StoredJob | None:
@@ -149,6 +162,8 @@ class Switcher:
         self._switch = resumed(msgspec.convert(job.plan, Switch))
         if self._switch.step is not SwitchStep.HEALTH:  # a server that runs is looked at before the gate is closed
             self.towards = str(self._switch.new)
+        if self._switch.pooled:
+            self._room.hold()
         self._jobs.adopt(job)
 
     async def begin(self, asked: str, actor: str) -> StoredJob:
@@ -172,7 +187,7 @@ class Switcher:
         old, up = active.target, active.up
         in_use = old is not None and up and asked in (old.kind, old.address)
         new = old if in_use and old is not None else await self._choices.find(asked)
-        switch = begun(new, old, old_answered=up)
+        switch = begun(new, old, old_answered=up, pooled=self._room.is_on, loaded=self._pool.loaded)
         if new == old and up:
             job = await jobs.begin(KIND, plan=self._plan(switch), progress=f"{new} is in use already", actor=actor)
             return await jobs.end(job, JobState.DONE, result=self._result(job, new, old, changed=False))
@@ -218,8 +233,8 @@ class Switcher:
 
     async def _start_chosen(self, services: ServiceCandidates) -> None:
         while True:
+            target = self._active.target
             try:
-                target = self._active.target
                 if target is None and self._settings().backend_url:
                     return  # it is looked at until something answers there
                 target = target or await services.first(self._settings())
@@ -227,18 +242,45 @@ class Switcher:
                     self.not_started = condition("no_backend_installed")
                     return
                 if target.unit:
+                    await self._given_room(target)
                     await services.start(target)
             except LinkLost:
                 await asyncio.sleep(HELPER_AGAIN_S)
                 continue
             except HiveError as error:
+                if target is not None:
+                    self._room.gone(target.kind)
                 self.not_started = condition("backend_not_started", why=error.message)
                 log.error("backend_not_started error=%s", error.message)
                 self._audit_log.note("backend.not_started", detail={"reason": error.message})
                 return
             if self._active.target is None and self._switch is None:
                 await self._active.follow(target)
+            if self._room.is_on and target.unit:
+                await self._until_it_serves(services, target)
             return
+
+    async def _given_room(self, target: Target) -> None:
+        """Returns when the service may start beside the models of the pool: it is booked first. Raises WrongState."""
+        if not self._room.is_on or await self._room.took_over(target.kind):
+            return
+        await self._room.want(target.kind)
+        try:
+            await self._room.granted(target.kind, within_s=ROOM_SOON_S)
+        except BackendTimeout:
+            self.not_started = condition("backend_not_started", why="its memory is not free yet: hive pool")
+            await self._room.granted(target.kind, within_s=None)
+            self.not_started = None
+
+    async def _until_it_serves(self, services: ServiceCandidates, target: Target) -> None:
+        """Has the service charged what it takes once it answers, and nothing any more where it never will."""
+        while not self._active.up and self._switch is None:
+            if await services.why_dead(target):
+                self._room.gone(target.kind)
+                return
+            await asyncio.sleep(self._settings().switch_health_every_s)
+        if self._switch is None:
+            self._room.serves(target.kind)
 
     def close(self) -> None:
         """The next daemon carries on."""
@@ -252,6 +294,9 @@ class Switcher:
         assert job is not None
         assert switch is not None
         log.info("switch_begun job=%s to=%s from=%s resumed=%d", job.id, switch.new, switch.old, switch.resumed)
+        if switch.pooled:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._book(switch), PROXY_WITHIN_S)
         job = await self._write(job, switch)
         while not switch.ended:
             failure = await self._outcome(switch)
@@ -276,7 +321,30 @@ class Switcher:
         self._cancel.clear()
         await self._end(job, switch)
 
+    async def _book(self, switch: Switch) -> None:
+        """Books the services that run, which an earlier daemon may have started."""
+        await self._pool.known()
+        for target in (switch.old, switch.new):
+            if target is not None and target.unit:
+                await self._room.took_over(target.kind)
+
+    async def _end_room(self, switch: Switch) -> None:
+        """Nothing keeps the pool from moving any more; on the way back its models are loaded as they were."""
+        old = switch.old
+        if switch.back and not switch.touched:
+            self._room.gone(switch.new.kind)
+        if switch.then is not None and old is not None and old.unit:
+            dead = await outcome_of(self._choices.why_dead(old))
+            if dead:  # it holds no memory; one that lives stays in the books
+                self._room.gone(old.kind)
+            self._room.serves(old.kind)
+        self._room.end_order()
+        if switch.back:
+            self._pool.load_again(switch.loaded)
+
     async def _end(self, job: StoredJob, switch: Switch) -> None:
+        if switch.pooled:
+            await self._end_room(switch)
         error = outcome(switch)
         if error is None:
             self.not_started = None
@@ -352,18 +420,28 @@ class Switcher:
                 if switch.back:  # requests that wait, wait for the way back as well
                     await outcome_of(self._ask_to_close(switch, drain_s=0))
                 await self._choices.stop(goes)
+            case SwitchStep.FREE if goes is not None and switch.pooled:
+                if (stopped := self._room.stopped(goes.kind)) is not None:
+                    await self._pool.steps.until_back(stopped)
+                self._room.gone(goes.kind)
             case SwitchStep.FREE:
                 await self._until_memory_is_free()
+            case SwitchStep.ROOM if comes is not None:
+                await self._room.clear_for(comes.kind, others_leave=not switch.back)
+                await self._room.granted(comes.kind, within_s=self._room_s)
             case SwitchStep.START if comes is not None:
                 await self._choices.start(comes)
             case SwitchStep.HEALTH if comes is not None:
                 await self._until_healthy(comes)
+                self._room.serves(comes.kind)
             case SwitchStep.OPEN:
                 await self._open_gate(comes)
 
     async def _close_gate(self, switch: Switch) -> None:
         self.towards = str(switch.new)
         self._active.hold()
+        if switch.pooled and switch.comes is not None and switch.comes.unit:
+            await self._room.clear_for(switch.comes.kind, others_leave=not switch.back)
         until = asyncio.get_running_loop().time() + PROXY_WITHIN_S
         while True:
             try:

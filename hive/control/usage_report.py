@@ -13,10 +13,10 @@ from hive.agents.transition_lock import outcome_of
 from hive.control import request_views, views
 from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
-from hive.control.proxy_link import ProxyGates
 from hive.domain import By
 from hive.errors import HiveError, NotFound
 from hive.host.gpu_memory import GpuMemoryReader
+from hive.link.proxy_link import ProxyGates
 from hive.link.requests import QueueIs
 from hive.shapes import system
 from hive.shapes.agents import AgentUsage

@@ -428,7 +428,8 @@ class BackendIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     """A service as systemd shows it: `state` and `substate` in systemd's words, `missing` where there is no such unit.
 
     `result`: how it ended last (`success`, `exit-code`, `oom-kill`, …). `active_s`: for how long it has been up, None
-    where it is not. `restarts`: by systemd, since it was started.
+    where it is not. `restarts`: by systemd, since it was started. `pids`: all of its processes; `bytes`: anonymous and
+    shared memory of the host they hold, None where unknown.
     """
 
     unit: str
@@ -438,6 +439,8 @@ class BackendIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     pid: int = 0
     active_s: float | None = None
     restarts: int = 0
+    pids: list[int] = msgspec.field(default_factory=list)
+    bytes: int | None = None
 
 
 class AskBackendLog(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -269,13 +269,19 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
     """The next step of `hive backend switch`: other kinds go, its model comes, nothing else moves."""
     for claim in outlook.facts.claims:
         return DropClaim(claim.slot, "an order to switch goes first")
-    wanted = outlook.slots[order.slot]
-    others = [slot for slot in outlook.facts.slots if slot.grants and slot.kind != order.kind]
+    wanted = outlook.slots.get(order.slot)
+    if wanted is None:
+        return None
+    why = f"switch to {order.kind or wanted.kind}"
+    models = [slot for slot in outlook.facts.slots if slot.grants and not slot.is_backend]
+    others = [slot for slot in models if order.kind not in ("", slot.kind)]
     for slot in others:
+        if slot.state is SlotState.LOADING:
+            return UnloadSlot(slot.id, why)
         if slot.state is SlotState.READY and slot.settled:
-            return CloseSlot(slot.id, f"switch to {order.kind}")
+            return CloseSlot(slot.id, why)
     for slot in others:
-        move = _out(outlook, slot, f"switch to {order.kind}", alarm)
+        move = _out(outlook, slot, why, alarm)
         if move is not None:
             return move
     if others:
@@ -288,9 +294,11 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
         return None
     grants = outlook.fitting(wanted)
     if grants is not None:
-        return _load(wanted, grants, f"switch to {order.kind}")
-    for slot in outlook.facts.slots:
-        if slot.id != wanted.id and slot.grants and slot.pinned_at is None:
+        return _load(wanted, grants, why)
+    if any(slot.is_backend and slot.grants and slot.id != wanted.id for slot in outlook.facts.slots):
+        return None  # the switch stops it, and then there may be room
+    for slot in models:
+        if slot.id != wanted.id and slot.pinned_at is None:
             move = _out(outlook, slot, f"room for {wanted.model}", alarm)
             if move is not None or slot.state is not SlotState.READY:
                 return move

@@ -89,13 +89,15 @@ class SlotFacts(msgspec.Struct, frozen=True):
     flight. `waiting`: the demands that wait for a load. `band`: of its last request. `closed_at`: its gate closed;
     `moved_at`: its load or unload began. `pinned_at`: since when an operator wants it resident, None if it is not
     pinned. `closing`: its gate was asked to close and has not answered yet; until then it counts as in use. `cut`: its
-    requests were told to end.
+    requests were told to end. `is_backend`: it is the service of `hive backend`, in the books but no model: a switch
+    stops it, no decision does.
     """
 
     id: str
     model: str
     need_bytes: int
     kind: str = ""
+    is_backend: bool = False
     state: SlotState = SlotState.COLD
     generation: int = 0
     load_s: float = 30.0
@@ -162,8 +164,9 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class ExclusiveOrder(msgspec.Struct, frozen=True):
-    """`hive backend switch KIND`: slots of other kinds go, `slot` is loaded, and nothing else moves
-    meanwhile."""
+    """`hive backend switch KIND`: slots of other kinds go, then `slot` is loaded, for which those of its kind that are
+    not pinned go too if it needs their room. Nothing else moves meanwhile. `kind` empty: none goes for its kind, as on
+    the way back; `slot` of none that is there: nothing is loaded yet."""
 
     kind: str
     slot: str

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from hive.bodies.body import Asked
 from hive.dialects.errors import GaveUp, as_event, as_response_error, heartbeat, render, without_host_paths
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
@@ -25,7 +26,6 @@ from hive.dialects.translators import RESPONSES, way_of
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.proxy import lists
-from hive.proxy.body import Asked
 from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import MAX_WHOLE, AnswerReading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection

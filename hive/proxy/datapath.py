@@ -12,25 +12,25 @@ from typing import Protocol
 
 import msgspec
 
+from hive.bodies.body import Opening, Want
+from hive.bodies.body_workers import DeepReaders
+from hive.bodies.fields import FieldTable
 from hive.domain import BackendInfo, Caller, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotFound, Saturated
 from hive.link.pool import SlotRow
-from hive.proxy.body import Opening, Want
-from hive.proxy.body_budget import BodyBudget
-from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
-from hive.proxy.crash_marks import CrashMarks
 from hive.proxy.endpoints import Endpoint
-from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.metrics import Metrics
 from hive.proxy.model_refresh import Looking
-from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue, Registry
 from hive.proxy.slot import Slot
 from hive.proxy.slots import SlotTable
 from hive.proxy.stored_responses import StoredResponses
-from hive.proxy.tenants import Tenant
+from hive.queue.body_budget import BodyBudget
+from hive.queue.crash_marks import CrashMarks
+from hive.queue.queue import Flow
+from hive.queue.tenants import Tenant
 from hive.settings.field_rules import FieldRules
 from hive.settings.table import Settings
 from hive.wire.connection import Connection

@@ -13,6 +13,9 @@ from functools import partial
 
 import msgspec
 
+from hive.bodies import body
+from hive.bodies.body import BodyChoice, NamedBody
+from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, Caller, Dialect, UsageEvent
 from hive.errors import (
@@ -25,19 +28,13 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.policy import Act, may
-from hive.proxy import body, endpoints, kept_answers, own_answers
+from hive.proxy import endpoints, kept_answers, own_answers
 from hive.proxy.answer import Answer
-from hive.proxy.body import BodyChoice, NamedBody
-from hive.proxy.body_budget import HeldBody
-from hive.proxy.body_workers import BodyReading
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Endpoint, Keeps
-from hive.proxy.gate import Gate
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
-from hive.proxy.limits import SlidingWindow
 from hive.proxy.lists import OwnAnswer
-from hive.proxy.queue import QueueVerdict
 from hive.proxy.refusals import (
     answer_error,
     asleep,
@@ -54,6 +51,10 @@ from hive.proxy.registry import OPERATOR, AgentEntry, Queue
 from hive.proxy.slot import Slot
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
+from hive.queue.body_budget import HeldBody
+from hive.queue.gate import Gate
+from hive.queue.limits import SlidingWindow
+from hive.queue.queue import QueueVerdict
 from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER

@@ -26,11 +26,11 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.proxy import origins
-from hive.proxy.body_budget import BodyBudget, HeldBody
-from hive.proxy.gate import Gate, GateState
 from hive.proxy.refusals import answer_error, asleep, no_room_for_bodies, too_many_wakes, upload_displaced
 from hive.proxy.registry import AgentEntry, Registry
 from hive.proxy.websocket import Clocks, WebSocket
+from hive.queue.body_budget import BodyBudget, HeldBody
+from hive.queue.gate import Gate, GateState
 from hive.settings.table import Proxy as ProxySettings
 from hive.wire import websocket
 from hive.wire.connection import Connection

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 
+from hive.bodies.body import Asked
 from hive.dialects import ollama_loading
 from hive.domain import ModelInfo
 from hive.errors import HiveError, NotFound, Refusal
-from hive.proxy.body import Asked
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import COUNT, PULL, Endpoint
 from hive.proxy.lists import RUNNING, OwnAnswer, answer_any, estimated, found

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from hive.backends.kinds import spec_of
+from hive.bodies.body import Asked
 from hive.domain import Band, Caller
 from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
 from hive.link.link import LinkReply, failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.models.salts import is_kept
 from hive.proxy import endpoints
-from hive.proxy.body import Asked
 from hive.proxy.cost import UNKNOWN, TokenCost, cost_of
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Endpoint

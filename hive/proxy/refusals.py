@@ -15,11 +15,11 @@ from hive.errors import (
     Saturated,
     TooManyRequests,
 )
-from hive.proxy.limits import SlidingWindow
-from hive.proxy.queue import Flow
 from hive.proxy.registry import Queue
-from hive.proxy.tenants import Tenant
-from hive.proxy.wakes import WakeTimes
+from hive.queue.limits import SlidingWindow
+from hive.queue.queue import Flow
+from hive.queue.tenants import Tenant
+from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
 from hive.wire.connection import Connection
 from hive.wire.http1 import Request, answer_head

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.errors import AgentAsleep
 from hive.link.messages import Activity, AgentRow
-from hive.proxy.body_budget import BodyShare
 from hive.proxy.connection_shares import ConnectionHolder
-from hive.proxy.gate import Gate, GateState, WakeCaller
-from hive.proxy.limits import SlidingWindow, window_of
-from hive.proxy.queue import FairQueue, FairShares, Flow, QueueView, joined
-from hive.proxy.tenants import Tenant, Tenants
-from hive.proxy.wakes import WakeTimes
+from hive.queue.body_budget import BodyShare
+from hive.queue.gate import Gate, GateState, WakeCaller
+from hive.queue.limits import SlidingWindow, window_of
+from hive.queue.queue import FairQueue, FairShares, Flow, QueueView, joined
+from hive.queue.tenants import Tenant, Tenants
+from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
 from hive.settings.table import TenantRow
 from hive.wire.connection import Connection

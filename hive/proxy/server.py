@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
+from hive.bodies.body_workers import DeepReaders
 from hive.errors import DependencyDown, HiveError, Saturated
 from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
@@ -26,7 +27,6 @@ from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
 from hive.link.server import bind_private
 from hive.proxy.admin import Admin, AdminSocket
 from hive.proxy.api_wake import api_wake
-from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_limits import Seldom, connections_allowed, turn_away
 from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.datapath import DataPath
@@ -35,11 +35,11 @@ from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.life import Load, live
 from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
-from hive.proxy.queue import QueueView
 from hive.proxy.registry import UNHEARD_S, AgentEntry
 from hive.proxy.slot import Slot
 from hive.proxy.under_way import models_in_use
 from hive.proxy.usage_spool import UsageSpool
+from hive.queue.queue import QueueView
 from hive.settings.runtime import with_runtime
 from hive.settings.table import Paths, Settings
 from hive.tasks import spawn

@@ -10,20 +10,20 @@ from typing import Protocol
 import msgspec
 
 from hive.backends.kinds import spec_of, whereabouts
+from hive.bodies.body import Want
+from hive.bodies.schemas import SchemaLimits
 from hive.domain import BackendInfo, Band, CacheMode, ModelInfo, origin_of
 from hive.errors import DependencyDown, HiveError, NotSupported
 from hive.host.access import access_of, context
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
 from hive.models.whereabouts import NOWHERE, Whereabouts
-from hive.proxy.body import Want
 from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
 from hive.proxy.identity import Wishes
 from hive.proxy.metering import asks_usage
 from hive.proxy.registry import Queue, Registry
-from hive.proxy.schemas import SchemaLimits
-from hive.proxy.slot_gate import Cold, SlotGate, Switching
-from hive.proxy.suspects import Suspects
-from hive.proxy.tenants import Tenant
+from hive.queue.slot_gate import Cold, SlotGate, Switching
+from hive.queue.suspects import Suspects
+from hive.queue.tenants import Tenant
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.dial import Tls

@@ -13,7 +13,7 @@ from hive.proxy.endpoints import ANSWERED, Endpoint
 from hive.proxy.model_routing import ModelRouting
 from hive.proxy.registry import Queue
 from hive.proxy.slot import Slot
-from hive.proxy.slot_gate import Cold
+from hive.queue.slot_gate import Cold
 from hive.settings.table import Settings
 
 MakeSlot = Callable[[str, Queue], Slot]

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from hive.bodies.body import Asked
 from hive.dialects.openai_responses import as_stored, asks_to_store, with_items
 from hive.dialects.openai_responses_answers import response_id
 from hive.proxy.answer import Answer
-from hive.proxy.body import Asked
-from hive.proxy.body_budget import HeldBody
 from hive.proxy.refusals import no_room_for_bodies
 from hive.proxy.stored_responses import StoredResponses
+from hive.queue.body_budget import HeldBody
 from hive.store.response_items import ID_MAX, references_in, resolved
 
 

@@ -12,7 +12,7 @@ from hive.link.link import LinkReply
 from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
 from hive.proxy.datapath import DataPath
 from hive.proxy.slot import Slot
-from hive.proxy.slot_gate import Switching
+from hive.queue.slot_gate import Switching
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.proxy")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hive.errors import AgentAsleep, HiveError, RequestTimeout
-from hive.proxy.gate import GateState
 from hive.proxy.registry import AgentEntry
+from hive.queue.gate import GateState
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.tunnel import TunnelEnd, join

@@ -5,6 +5,7 @@ The message names a kind, never a unit: a daemon that was taken over cannot ask 
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from hive.domain import BackendKind
@@ -20,6 +21,7 @@ from hive.link.messages import (
     BackendStop,
     Done,
 )
+from hive.sandbox.unit_groups import UnitGroups
 
 UNITS: dict[BackendKind, str] = {
     BackendKind.OLLAMA: "hive-inference.service",
@@ -34,7 +36,10 @@ BEGAN = "InactiveExitTimestampMonotonic"
 """The property with the time of the last start."""
 CLOCKS_S = 0.001
 """Two clocks are read one after the other."""
-_SHOWN = ("LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "ActiveEnterTimestampMonotonic")
+_SHOWN = (
+    *("LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "ActiveEnterTimestampMonotonic"),
+    "ControlGroup",
+)
 
 
 def unit_of(kind: BackendKind) -> str:
@@ -68,14 +73,18 @@ async def _look(unit: str) -> BackendIs:
     shown = await systemd.show(unit, *_SHOWN)
     state = "missing" if shown.get("LoadState") == "not-found" else shown.get("ActiveState", "")
     since = shown.get("ActiveEnterTimestampMonotonic", "") if state == "active" else ""
+    pid, group = int(shown.get("MainPID", "0")), shown.get("ControlGroup", "")
+    use = await asyncio.to_thread(UnitGroups.of(group).use, pid) if pid and group else None
     return BackendIs(
         unit=unit,
         state=state,
         substate=shown.get("SubState", ""),
         result=shown.get("Result", ""),
-        pid=int(shown.get("MainPID", "0")),
+        pid=pid,
         restarts=int(shown.get("NRestarts", "0")),
         active_s=systemd.seconds_since(since),
+        pids=[] if use is None else use.pids,
+        bytes=None if use is None else use.bytes,
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hive.api.events import PAST_MAX, EventApi
+from hive.audit.feed import DROPPED, FEED_MAX, Events, Feed
 from hive.client.client import Client
-from hive.control.feed import DROPPED, FEED_MAX, Events, Feed
 from hive.errors import BadRequest
 from hive.shapes.system import Event
 

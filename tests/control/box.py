@@ -18,8 +18,8 @@ import pytest
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.tokens import TokenKind
+from hive.audit.feed import Events
 from hive.control import views
-from hive.control.feed import Events
 from hive.control.pull_order import PullOrder
 from hive.control.services import Services
 from hive.control.tail import Output

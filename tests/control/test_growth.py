@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hive.agents.spec import check
+from hive.audit.audit_log import AuditLog
 from hive.client.client import Client
 from hive.control import registration, uids
-from hive.control.audit_log import AuditLog
 from hive.control.effects import REMOVED_AT_ONCE, Forgetting
 from hive.control.uids import UidLook, uids_in_use
 from hive.domain import Agent, AgentSpec, RuntimeKind

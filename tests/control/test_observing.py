@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from hive.control import views
 from hive.control.counters import WAKE_SECONDS, Counters, Used
 from hive.control.metrics import ROWS, TABLE, exposition, gpu_values, saved_bytes
-from hive.control.pool_counts import LABELS, STATES, PoolCounts, label_of, pool_values
 from hive.domain import (
     Agent,
     AgentSpec,
@@ -38,6 +37,7 @@ from hive.host.nvml import GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity
 from hive.pool import decider
 from hive.pool.state import SlotState
+from hive.pooling.pool_counts import LABELS, STATES, PoolCounts, label_of, pool_values
 from hive.shapes.pool import PoolAccount
 from hive.store import usage
 from hive.store.database import Database

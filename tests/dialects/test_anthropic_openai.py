@@ -13,13 +13,13 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.bodies.fields import FieldTable
 from hive.demo.canned import MODEL, Moment, reply_to
 from hive.dialects.anthropic_fields import ROWS
 from hive.dialects.anthropic_openai import WAYS
 from hive.dialects.translation import FieldFate, Sent
 from hive.domain import Tier
 from hive.errors import BadRequest, NotSupported, Refusal
-from hive.proxy.fields import FieldTable
 from hive.settings.field_rules import Fields
 from hive.settings.table import Settings
 

@@ -15,16 +15,16 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from hive.backends.kinds import spec_of
+from hive.bodies.body import Want
+from hive.bodies.fields import FieldTable
 from hive.dialects.fitting import FIELDS, fit
 from hive.dialects.translation import Sent
 from hive.dialects.translators import way_of
 from hive.domain import BackendInfo, BackendKind, FoundCapabilities, Tier
 from hive.errors import NotSupported, Refusal
 from hive.models.capabilities import EXTRA, lacking
-from hive.proxy.body import Want
-from hive.proxy.fields import FieldTable
 from hive.settings.table import Settings
-from tests.proxy.reading import read_body
+from tests.bodies.reading import read_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPENAI = BackendInfo(

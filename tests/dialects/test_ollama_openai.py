@@ -15,10 +15,10 @@ import pytest
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel, TypeAdapter
 
+from hive.bodies.fields import TABLE
 from hive.dialects.ollama_openai import GENERATE_ROWS, MESSAGE, WAYS, picture_url, ways
 from hive.dialects.translation import FieldFate, Sent
 from hive.errors import BackendDown, BadRequest, NotSupported, StreamIncomplete
-from hive.proxy.fields import TABLE
 from hive.settings.file import read
 
 CHAT, GENERATE, EMBED, EMBEDDINGS = "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"

@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": "not found"}, 404)
 
     def running(self, runner: Runner) -> dict[str, Any]:
-        row = ollama_words.running(self.row(runner.name))
+        row: dict[str, Any] = ollama_words.running(self.row(runner.name))
         vram = runner.size if self.server.flags.on_gpu else 0
         return row | {"size": runner.size, "size_vram": vram, "expires_at": rfc3339(runner.expires_at)}
 

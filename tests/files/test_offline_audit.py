@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hive.audit.audit_log import AuditLog
 from hive.cli.main import main
-from hive.control.audit_log import AuditLog
 from hive.errors import HiveError, UsageError
 from hive.files import offline_audit as told
 from hive.files.backup_contents import installed

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
+from hive.bodies.body import Opening, Want
+from hive.bodies.fields import FieldTable
 from hive.dialects.ndjson import NdjsonReader
 from hive.dialects.sse import SseReader
 from hive.domain import Tier
 from hive.errors import HiveError
-from hive.proxy.body import Opening, Want
-from hive.proxy.fields import FieldTable
 from hive.settings.table import Settings
 from hive.wire.chunks import BadChunks, ChunkDecoder
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Request, RequestParser, Response, ResponseParser
-from tests.proxy.reading import read_body
+from tests.bodies.reading import read_body
 
 MAX_BODY = 4096
 REFUSALS = frozenset({400, 405, 413, 414, 417, 431, 501, 505})

@@ -21,7 +21,6 @@ import pytest
 from hive.agents.pausing import Attempt
 from hive.agents.reconcile import gate_of
 from hive.agents.transition_lock import outcome_of
-from hive.control.proxy_link import ProxyGates
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, ModelInfo
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
@@ -39,6 +38,7 @@ from hive.link.messages import (
     Started,
     Stat,
 )
+from hive.link.proxy_link import ProxyGates
 from hive.link.server import LinkServer, bind_private
 from hive.link.specs import SandboxSpec
 from hive.link.usage import UsageBatch

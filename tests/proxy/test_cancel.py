@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendInfo, BackendKind, UsageEvent
-from hive.proxy.body_workers import DeepReaders
 from hive.proxy.forward import Exchange
-from hive.proxy.gate import GateState
+from hive.queue.gate import GateState
 from tests.proxy.at_rest import complaints, connecting, held, idle, turns
 from tests.proxy.harness import (
     CHAT,

@@ -10,10 +10,10 @@ from typing import Any
 import ollama
 import pytest
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendInfo, BackendKind, ModelInfo
-from hive.proxy.body_workers import DeepReaders
 from hive.proxy.model_refresh import Looking
-from hive.proxy.slot_gate import Switching
+from hive.queue.slot_gate import Switching
 from hive.settings.table import TenantRow
 from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied, until
 

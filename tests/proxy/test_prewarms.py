@@ -13,9 +13,9 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.message import LinkMessage
 from hive.link.messages import AgentRow, Failed
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.proxy.gate import GateState
 from hive.proxy.prewarms import Prewarms
-from hive.proxy.slot_gate import Switching
+from hive.queue.gate import GateState
+from hive.queue.slot_gate import Switching
 from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,

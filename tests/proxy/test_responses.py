@@ -12,8 +12,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendKind, FoundCapabilities, Tier
-from hive.proxy.body_workers import DeepReaders
 from hive.settings.table import Settings
 from tests.proxy.harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxied, read_request, until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import ModelInfo
-from hive.proxy.body_workers import DeepReaders
 from hive.settings.table import TenantRow
 from tests.proxy.harness import CHAT, JSON_ANSWER, STREAM, Client, Proxy, answer, chunked, post, proxied
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import WakeCause
-from hive.proxy.limits import SlidingWindow
-from hive.proxy.wakes import LATEST_S, SOONEST_S, WakeTimes
+from hive.queue.limits import SlidingWindow
+from hive.queue.wakes import LATEST_S, SOONEST_S, WakeTimes
 from tests.proxy.harness import (
     CHAT,
     INGRESS_TOKEN,

@@ -14,8 +14,9 @@ import pytest
 from hive.domain import BackendInfo
 from hive.link.message import LinkMessage
 from hive.link.pool import CrashBlame, SlotCrashed, SlotIs, SlotRow
-from hive.proxy import crash_marks, slot_orders, suspects
+from hive.proxy import slot_orders
 from hive.proxy.forward import KEPT_BODY_MAX
+from hive.queue import crash_marks, suspects
 from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,

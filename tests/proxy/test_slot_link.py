@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hive.control.proxy_link import ProxyGates
 from hive.domain import Agent
 from hive.errors import LinkLost
 from hive.host.accounts import own
@@ -18,6 +17,7 @@ from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import AgentRow, DaemonTable, Done, Hello, Open, ProxyTable, Refused
 from hive.link.pool import SlotBusy, SlotClosed, SlotDemands, SlotFlows
+from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
 from hive.link.usage import UsageBatch
 from hive.proxy.slot_orders import SlotOrders

@@ -18,9 +18,9 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemand, SlotDemands, SlotFlows, SlotIs, SlotRow
 from hive.proxy import slot_orders
-from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.under_way import queue_now
+from hive.queue.gate import GateState
 from hive.settings.pool import PoolSection
 from tests.proxy.harness import (
     CHAT,
@@ -195,8 +195,10 @@ async def test_the_queue_tells_which_slot_a_request_is_for_and_that_it_waits_for
             await until(lambda: bool(pool.proxy.path.slots.pooled["a-1"].line.running))
         await pool.waits("a")
         await pool.waits("b")
+        early = {"queued", "connecting"}
+        await until(lambda: {row.state for row in queue_now(pool.proxy.registry, time.monotonic()).requests} - early)
         told = queue_now(pool.proxy.registry, time.monotonic()).requests
-        assert sorted((row.model, row.slot, row.state in ("queued", "connecting"), row.for_load) for row in told) == [
+        assert sorted((row.model, row.slot, row.state in early, row.for_load) for row in told) == [
             ("a", "a-1", False, False),
             ("a", "a-1", True, False),
             ("b", "b-1", True, True),

@@ -11,9 +11,9 @@ import msgspec
 import ollama
 import pytest
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendKind, FoundCapabilities
-from hive.proxy.body_workers import DeepReaders
-from hive.proxy.slot_gate import Switching
+from hive.queue.slot_gate import Switching
 from tests.proxy.harness import (
     MODEL_TOKEN,
     Client,

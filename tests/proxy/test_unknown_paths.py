@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hive.domain import BackendKind
 from hive.errors import HiveError
 from hive.proxy.endpoints import ENDPOINTS, answered_by_hive, asked_as, find
-from hive.proxy.slot_gate import Switching
 from hive.proxy.unknown_paths import KNOWN, TOLD_BYTES
+from hive.queue.slot_gate import Switching
 from tests.proxy.harness import CHAT, Client, get, post, proxied
 
 OLLAMA, VLLM, LLAMA = BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA

@@ -1,0 +1,128 @@
+"""Jobs as the daemon carries them: each step written down, told to listeners, and awaited by callers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from hive.audit.audit_log import AuditLog
+from hive.domain import JobState
+from hive.store import jobs
+from hive.store.database import Database
+from hive.store.jobs import StoredJob
+
+Also = Callable[[sqlite3.Connection], None]
+"""Writes that go in the same transaction."""
+EARLIER = 5
+"""Jobs of the same kind and target that say how long the next one takes: the median of them."""
+
+
+class Jobs:
+    """Every method that writes raises as `Database.write` does; then nothing has changed."""
+
+    def __init__(self, database: Database, audit_log: AuditLog) -> None:
+        self._database = database
+        self._audit_log = audit_log
+        self._ends: dict[str, asyncio.Event] = {}
+        """Of those that run, set when they end."""
+
+    def __repr__(self) -> str:
+        return f"<Jobs {len(self._ends)} running>"
+
+    async def begin(
+        self, kind: str, *, plan: dict[str, Any], progress: str, actor: str, eta_s: float | None = None
+    ) -> StoredJob:
+        """Written down before anything is done."""
+        now = time.time()
+        job = StoredJob(
+            id=secrets.token_hex(6),
+            kind=kind,
+            plan=plan,
+            progress=progress,
+            eta_s=eta_s,
+            actor=actor,
+            created_at=now,
+            updated_at=now,
+        )
+        await self._database.write(lambda conn: jobs.add(conn, job))
+        self.adopt(job)
+        self._note("job.begun", job)
+        return job
+
+    def adopt(self, job: StoredJob) -> None:
+        """One that runs: begun here, or found when the daemon started."""
+        self._ends[job.id] = asyncio.Event()
+
+    async def move(self, job: StoredJob, *, plan: dict[str, Any], progress: str, also: Also | None = None) -> StoredJob:
+        """It is so far now, and `also` is written with that."""
+        moved = msgspec.structs.replace(job, plan=plan, progress=progress, updated_at=time.time())
+        await self._write(moved, also)
+        if moved.progress != job.progress:
+            self._note("job.step", moved)
+        return moved
+
+    async def tell(self, job: StoredJob, progress: str, *, plan: dict[str, Any] | None = None) -> StoredJob:
+        """Notes the progress of the step; no event of its own. `plan`: else it stays."""
+        told = msgspec.structs.replace(job, progress=progress, plan=plan or job.plan, updated_at=time.time())
+        await self._write(told, None)
+        return told
+
+    async def end(
+        self,
+        job: StoredJob,
+        state: JobState,
+        *,
+        result: dict[str, Any] | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> StoredJob:
+        ended = msgspec.structs.replace(job, state=state, result=result, error=error, updated_at=time.time())
+        await self._write(ended, None)
+        self._note("job.ended", ended)
+        if (event := self._ends.pop(job.id, None)) is not None:
+            event.set()
+        return ended
+
+    async def give_up(self, left: list[StoredJob]) -> None:
+        """Jobs that an earlier daemon left, and that are not carried on."""
+        for job in left:
+            error = {"code": "internal", "message": "Hive ended before it did", "hint": "ask for it again", "log": []}
+            await self.end(job, JobState.FAILED, error=error)
+
+    async def get(self, job_id: str, *, wait_s: float = 0.0) -> StoredJob:
+        """The job as it is; if it runs, once it has ended, or after `wait_s`. Raises NotFound."""
+        if wait_s and (event := self._ends.get(job_id)) is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), wait_s)
+        found: StoredJob = await self._database.read(lambda conn: jobs.get(conn, job_id))
+        return found
+
+    async def recent(self, limit: int) -> list[StoredJob]:
+        """The last ones, the newest first."""
+        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit))
+        return found
+
+    async def usual_s(self, kind: str, same: Callable[[StoredJob], bool]) -> float | None:
+        """The usual duration of the last jobs of this kind that were the `same`; None where there were none."""
+        done: list[StoredJob] = await self._database.read(lambda conn: jobs.done(conn, kind, 50))
+        took = sorted(job.updated_at - job.created_at for job in [job for job in done if same(job)][:EARLIER])
+        return took[len(took) // 2] if took else None
+
+    async def _write(self, job: StoredJob, also: Also | None) -> None:
+        def work(conn: sqlite3.Connection) -> None:
+            jobs.update(conn, job)
+            if also is not None:
+                also(conn)
+
+        await self._database.write(work)
+
+    def _note(self, act: str, job: StoredJob) -> None:
+        detail = {"name": job.kind, "state": str(job.state)}
+        detail["reason"] = job.progress if job.error is None else str(job.error["message"])
+        self._audit_log.note(act, target=job.id, actor=job.actor, detail=detail)

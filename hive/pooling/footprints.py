@@ -1,0 +1,197 @@
+"""The memory and the load times of the pool's models: estimated at first, then as they were measured.
+
+A footprint belongs to a model's digest, its context, its requests at once and the kind of GPU, not to its name. What
+was learnt is in memory first and in SQLite soon after; a write that fails costs the learning of one load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from hive.backends.entries import ModelEntry
+from hive.errors import HiveError
+from hive.pool.estimate import MemoryEstimate, ModelFacts, estimate
+from hive.pool.footprints import Footprint, FootprintKey
+from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
+from hive.settings.table import Settings
+from hive.store import pool
+from hive.store.database import Database
+
+log = logging.getLogger("hive.pool")
+
+LOAD_BEGIN_S, LOAD_BYTES_PER_S = 4.0, 1.5e9
+"""A load that was never measured (facts of the benchmark's box: SSD, warm driver)."""
+LOAD_UNKNOWN_S = 30.0
+GREW = 1.01
+"""A peak that grew by less is not written down."""
+
+
+class Footprints:
+    """One for the daemon. `gpu` is the kind of GPU, as its driver names it, or `cpu`."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Callable[[], Settings],
+        rows: dict[str, str],
+        of_ollama: Callable[[ModelEntry], Awaitable[FileFacts]] | None = None,
+    ) -> None:
+        """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log.
+        `of_ollama`: tells the same of a model of Ollama as files do of others."""
+        self._database = database
+        self._settings = settings
+        self._of_ollama = of_ollama
+        self._known: dict[FootprintKey, Footprint] = {}
+        self._kept_peaks: dict[FootprintKey, int] = {}
+        self._files: dict[Path, tuple[tuple[object, ...], FileFacts]] = {}
+        self._reading = asyncio.Lock()
+        for name, data in rows.items():
+            footprint = _decoded(name, data)
+            if footprint is not None:
+                self._known[footprint.key] = footprint
+                self._kept_peaks[footprint.key] = footprint.peak_bytes
+
+    def __repr__(self) -> str:
+        return f"<Footprints {len(self._known)} learnt, {len(self._files)} models read>"
+
+    # what is known --------------------------------------------------------------------------------------------------
+
+    async def facts_of(self, entry: ModelEntry) -> EntryFacts:
+        """Its facts as its files are now. They are read in a thread, again only after a change."""
+        if entry.is_ollamas:
+            nothing = FileFacts(can_load=False, why_not="no Ollama is asked")
+            self._files[entry.path] = (), nothing if self._of_ollama is None else await self._of_ollama(entry)
+            return self.known(entry)
+        async with self._reading:
+            seen = self._files.get(entry.path)
+            self._files[entry.path] = await asyncio.to_thread(_read, entry.path, seen)
+        return self.known(entry)
+
+    def known(self, entry: ModelEntry) -> EntryFacts:
+        """Its facts as its files were when `facts_of` read them last; no look at the disk."""
+        _, files = self._files.get(entry.path, ((), NOT_READ))
+        return entry_facts(entry, files, self._settings().inference)
+
+    def keep(self, entries: list[ModelEntry]) -> None:
+        """Forgets the files of all other models. What was learnt of them stays."""
+        paths = {entry.path for entry in entries}
+        self._files = {path: files for path, files in self._files.items() if path in paths}
+
+    def need(self, entry: ModelEntry, gpu: str) -> MemoryEstimate | None:
+        """The charge of a load; None where nothing is known: it needs a `vram_mb`."""
+        facts, footprint = self.known(entry), self._footprint(entry, gpu)
+        known = ModelFacts(
+            name=entry.name,
+            learnt_bytes=None if footprint is None else footprint.peak_bytes or None,
+            vram_mb=entry.row.vram_mb or None,
+            file_bytes=facts.size_bytes,
+            is_gguf=facts.is_gguf,
+            shape=facts.shape,
+            context=facts.context,
+        )
+        return estimate(known, self._settings().pool.estimate_margin_percent)
+
+    def load_s(self, entry: ModelEntry, gpu: str) -> float:
+        """The p95 of its loads; 4 s and 1.5 GB/s where none was measured."""
+        footprint = self._footprint(entry, gpu)
+        return (footprint.load_p95_s if footprint else None) or self._load_guessed_s(entry, gpu)
+
+    def has_loaded(self, entry: ModelEntry, gpu: str) -> bool:
+        """Whether a load of it was ever measured."""
+        footprint = self._footprint(entry, gpu)
+        return footprint is not None and bool(footprint.load_s)
+
+    def load_p50_s(self, entry: ModelEntry, gpu: str) -> float:
+        """The median of its loads; the same guess where none was measured."""
+        footprint = self._footprint(entry, gpu)
+        return (footprint.load_p50_s if footprint else None) or self._load_guessed_s(entry, gpu)
+
+    def _load_guessed_s(self, entry: ModelEntry, gpu: str) -> float:
+        size = self.known(entry).size_bytes
+        if size is None:
+            need = self.need(entry, gpu)
+            size = None if need is None else need.bytes
+        return LOAD_UNKNOWN_S if size is None else LOAD_BEGIN_S + size / LOAD_BYTES_PER_S
+
+    def _key(self, entry: ModelEntry, gpu: str) -> FootprintKey | None:
+        """None where the files are not known: nothing is learnt of such a model."""
+        facts = self.known(entry)
+        if not facts.digest:
+            return None
+        return FootprintKey(facts.digest, entry.kind, facts.context, facts.parallel, gpu=gpu)
+
+    def _footprint(self, entry: ModelEntry, gpu: str) -> Footprint | None:
+        key = self._key(entry, gpu)
+        return None if key is None else self._known.get(key)
+
+    # what is learnt -------------------------------------------------------------------------------------------------
+
+    async def after_load(self, entry: ModelEntry, gpu: str, steady: int, peak: int, load_s: float) -> None:
+        """One load was measured: bytes in all its accounts together, once it had answered and at most; seconds."""
+        key = self._key(entry, gpu)
+        if key is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_load(steady, peak, load_s))
+
+    async def after_oom(self, entry: ModelEntry, gpu: str, charged: int) -> None:
+        """A load died for memory with `charged` bytes: the next one is charged a quarter more."""
+        key = self._key(entry, gpu)
+        if key is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_oom(charged))
+
+    async def after_peak(self, entry: ModelEntry, gpu: str, peak: int) -> None:
+        """It was seen to take so much while it served. Written down where that is 1 % more than was written."""
+        key = self._key(entry, gpu)
+        if key is None:
+            return
+        footprint = self._known.get(key, Footprint(key))
+        if peak <= footprint.peak_bytes:
+            return
+        footprint = self._known[key] = footprint.after_peak(peak)
+        if peak > self._kept_peaks.get(key, 0) * GREW:
+            await self._learn(footprint)
+
+    async def _learn(self, footprint: Footprint) -> None:
+        key = footprint.key
+        self._known[key] = footprint
+        name, data = _name(key), msgspec.json.encode(footprint).decode()
+        try:
+            await self._database.write(lambda conn: pool.put_footprint(conn, name, data, time.time()))
+        except HiveError as error:  # the disk is full: a load that went well did go well
+            log.warning("footprint_not_kept key=%s why=%s", name, error.message)
+            return
+        self._kept_peaks[key] = max(self._kept_peaks.get(key, 0), footprint.peak_bytes)
+
+
+def _read(path: Path, seen: tuple[tuple[object, ...], FileFacts] | None) -> tuple[tuple[object, ...], FileFacts]:
+    """The signature is taken first: files that change while they are read have another one at the next look."""
+    now = signature(path)
+    return seen if seen is not None and seen[0] == now else (now, read_facts(path))
+
+
+def _name(key: FootprintKey) -> str:
+    """The key of its row."""
+    return msgspec.json.encode(key).decode()
+
+
+def _decoded(name: str, data: str) -> Footprint | None:
+    try:
+        footprint = msgspec.json.decode(data, type=Footprint)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        log.warning("footprint_unreadable key=%.200s why=%s", name, error)
+        return None
+    times = (*footprint.load_s, *footprint.wake_s)
+    if (
+        _name(footprint.key) != name
+        or footprint.peak_bytes < 0
+        or footprint.steady_bytes < 0
+        or min(times, default=0) < 0
+    ):
+        log.warning("footprint_unreadable key=%.200s why='it is another key's, or has figures below 0'", name)
+        return None
+    return footprint

@@ -1,0 +1,296 @@
+"""The accounts of the pool's memory as they are now: what each GPU and the host have, and what each slot takes there.
+
+What cannot be measured is None, never 0: then the books alone decide (pool/accounts.py). An account is not lost with
+one answer of the driver that fails; only whole answers without it, for a while, end it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hive.host.gpu_memory import GpuMemoryReader
+from hive.host.memory_box import BoxMemory, read_box
+from hive.host.nvml import PROCESSES_MAX, ProcessOnGpu, SeenGpus
+from hive.link.slots import ProcessState, SlotProcess
+from hive.pool.accounts import foreign_peak
+from hive.pool.state import CPU, MIB, Grant, MemoryAccount
+from hive.settings.table import Settings
+
+GONE_S = 60.0
+"""After whole answers without a GPU for so long there is no such GPU."""
+FOREIGN_S = 600.0
+"""The peak of foreign memory is that of the last ten minutes: what was there once makes no GPU smaller for ever."""
+LINGER_S = 2.0
+"""Besides `[pool] free_s`: two looks and the age of an answer."""
+OLLAMA_SERVICE = "backend:ollama"
+"""The slot of Hive's own Ollama (pool_backend.py)."""
+HOST_MEMORY = "host memory"
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The kernel's own (PROC_PID_INIT_INO). NVIDIA's driver tells the pids of that one, wherever it is asked."""
+UNIFIED = re.compile(r"\b(GB10|Tegra|Orin|Thor|Xavier)\b", re.IGNORECASE)
+"""GPUs without memory of their own."""
+
+
+class MemoryReading(NamedTuple):
+    """One look. `names`: of the accounts, for people and for footprints; `by_slot`: slot id → account → bytes of its
+    processes there, None where unknown: the accounts of its grant, and others where they were seen. `why_not`: why
+    there is no account, or why no GPU was measured now; empty where all was."""
+
+    accounts: tuple[MemoryAccount, ...]
+    names: dict[str, str]
+    by_slot: dict[str, dict[str, int | None]]
+    why_not: str = ""
+
+
+class GpuDevice(NamedTuple):
+    """One GPU that programs can be told to use, or a part of one. None is unknown."""
+
+    uuid: str
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    processes: tuple[ProcessOnGpu, ...] | None
+
+
+class _KnownGpu(NamedTuple):
+    name: str
+    total_bytes: int
+    seen_at: float
+
+
+class PoolMemory:
+    """One for the daemon; one look at a time."""
+
+    def __init__(
+        self,
+        gpus: GpuMemoryReader,
+        settings: Callable[[], Settings],
+        *,
+        box: Callable[[], BoxMemory] = read_box,
+        clock: Callable[[], float] = time.monotonic,
+        shares_pids: bool | None = None,
+    ) -> None:
+        """`shares_pids`: whether the driver's pids are those of this process; None: as the kernel says."""
+        self._gpus = gpus
+        self._settings = settings
+        self._box = box
+        self._clock = clock
+        self._shares_pids = shares_pids if shares_pids is not None else in_first_pid_namespace()
+        self._known: dict[str, _KnownGpu] = {}
+        self._host_bytes: int | None = None
+        self._foreign: dict[str, _RecentPeak] = {}
+        self._lately: dict[tuple[str, str], tuple[frozenset[str], float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<PoolMemory {len(self._known)} GPUs>"
+
+    async def look(self, processes: Mapping[str, SlotProcess]) -> MemoryReading:
+        """The memory now. `processes`: every server there is, by the id of its slot. It waits for the driver no longer
+        than the reader does, and raises nothing."""
+        seen = await self._gpus.seen()
+        has_gpu, now, settings = self._gpus.has_gpu, self._clock(), self._settings()
+        box = self._box()
+        found = {device.uuid: device for device in devices(seen, box)}
+        self._note(found, now, is_whole=not has_gpu or not (seen.why_not or any(gpu.fault for gpu in seen.gpus)))
+        totals = {uuid: known.total_bytes for uuid, known in self._known.items()}
+        used = {uuid: found[uuid].used_bytes if uuid in found else None for uuid in totals}
+        names = {uuid: known.name for uuid, known in self._known.items()}
+        if not (has_gpu or totals) or any(CPU in _named(row.gpus) for row in settings.models.values()):
+            self._add_host(box, settings.pool.cpu_mb * MIB, totals, used)
+            names |= {CPU: HOST_MEMORY} if CPU in totals else {}
+        alive = [process for process in processes.values() if process.state is not ProcessState.ENDED]
+        by_slot = {process.id: self._measured(process, totals, found) for process in alive}
+        by_slot |= less_inner(by_slot, [process.id for process in alive if process.gpu_bytes is not None])
+        unsure = self._unsure(alive, by_slot, now, settings.pool.free_s + LINGER_S)
+        accounts = []
+        for id, total in totals.items():
+            own = [Grant(id, 0, measured[id]) for measured in by_slot.values() if id in measured]
+            own += [Grant(id, 0)] if id in unsure else []
+            foreign = self._foreign.setdefault(id, _RecentPeak()).after(used[id], own, now)
+            reserve = 0 if id == CPU and settings.pool.cpu_mb else settings.pool.reserve_mb * MIB
+            accounts.append(MemoryAccount(id, total, reserve, used[id], foreign))
+        for gone in self._foreign.keys() - totals.keys():
+            del self._foreign[gone]
+        return MemoryReading(tuple(accounts), names, by_slot, self._why_not(seen, has_gpu, totals, found))
+
+    def _note(self, found: Mapping[str, GpuDevice], now: float, *, is_whole: bool) -> None:
+        """Takes in what the driver told of GPUs, and forgets those that are gone."""
+        for uuid, device in found.items():
+            if device.total_bytes:
+                self._known[uuid] = _KnownGpu(device.name, device.total_bytes, now)
+        if is_whole:
+            self._known = {uuid: known for uuid, known in self._known.items() if now - known.seen_at < GONE_S}
+
+    def _add_host(self, box: BoxMemory, told_bytes: int, totals: dict[str, int], used: dict[str, int | None]) -> None:
+        """With `[pool] cpu_mb` the books decide alone: the rest of the host's memory says nothing about that part."""
+        self._host_bytes = box.total_bytes or self._host_bytes
+        if told_bytes:
+            totals[CPU], used[CPU] = told_bytes, None
+        elif self._host_bytes:
+            totals[CPU] = self._host_bytes
+            known = box.total_bytes is not None and box.available_bytes is not None
+            used[CPU] = max(0, (box.total_bytes or 0) - (box.available_bytes or 0)) if known else None
+
+    def _measured(
+        self, process: SlotProcess, totals: Mapping[str, int], found: Mapping[str, GpuDevice]
+    ) -> dict[str, int | None]:
+        granted = set(totals) if process.grant is None else process.grant.accounts.keys() & totals.keys()
+        measured: dict[str, int | None] = {}
+        for id in totals:
+            if id == CPU:
+                bytes = process.bytes if CPU in granted else None
+            elif process.gpu_bytes is not None:
+                bytes = told_in(id, process, [account for account in totals if account in granted and account != CPU])
+            else:
+                told = found[id].processes if id in found and self._shares_pids else None
+                bytes = bytes_of(process.pids, told)
+            if id in granted or bytes is not None:
+                measured[id] = bytes
+        return measured
+
+    def _unsure(
+        self, alive: Iterable[SlotProcess], by_slot: Mapping[str, Mapping[str, object]], now: float, linger_s: float
+    ) -> set[str]:
+        """The accounts in which what is used and what is ours are not of one moment: a server begins or ends there, or
+        ended so lately that its memory may not be back. Their foreign memory is left as it was."""
+        unsure: set[str] = set()
+        here = set()
+        for process in alive:
+            accounts = frozenset(by_slot[process.id])
+            here.add((process.id, process.run))
+            self._lately[process.id, process.run] = (accounts, now)
+            if process.state is not ProcessState.SERVING:
+                unsure |= accounts
+        self._lately = {run: seen for run, seen in self._lately.items() if now - seen[1] <= linger_s}
+        for run, (accounts, _) in self._lately.items():
+            if run not in here:
+                unsure |= accounts
+        return unsure
+
+    @staticmethod
+    def _why_not(seen: SeenGpus, has_gpu: bool, totals: Mapping[str, int], found: Mapping[str, GpuDevice]) -> str:
+        if has_gpu and seen.why_not:
+            return seen.why_not
+        if has_gpu and not found:
+            return next((gpu.fault for gpu in seen.gpus if gpu.fault), "the driver tells of no GPU that has a UUID")
+        return "" if totals else "the memory of this host is not known"
+
+
+class _RecentPeak:
+    """The peak of foreign memory in the last ten minutes in which it could be told."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        """Each one lower and newer than the one before: the first is the peak."""
+
+    def after(self, used_bytes: int | None, own: list[Grant], now: float) -> int:
+        """The peak after one more look, which counts only if all that is ours was known."""
+        if used_bytes is not None and all(grant.measured_bytes is not None for grant in own):
+            foreign = foreign_peak(0, used_bytes, own)
+            while self._seen and self._seen[-1][1] <= foreign:
+                self._seen.pop()
+            self._seen.append((now, foreign))
+            while self._seen[0][0] < now - FOREIGN_S:
+                self._seen.popleft()
+        return self._seen[0][1] if self._seen else 0
+
+
+def devices(seen: SeenGpus, box: BoxMemory) -> list[GpuDevice]:
+    """The GPUs that have a UUID; a MIG device is one, and the GPU it is a part of is none.
+
+    A GPU without memory of its own has the box's: the driver tells none of it, or more than is there.
+
+    >>> from hive.host.nvml import GpuState
+    >>> box = BoxMemory(total_bytes=100, available_bytes=70)
+    >>> gb10 = GpuState(0, "NVIDIA GB10", "GPU-1"), GpuState(1, "NVIDIA GB10", "GPU-2", 120, 10, 110)
+    >>> [(gpu.total_bytes, gpu.used_bytes) for gpu in devices(SeenGpus(gb10), box)]
+    [(100, 30), (100, 30)]
+    >>> [gpu.used_bytes for gpu in devices(SeenGpus((GpuState(0, "NVIDIA H200", "GPU-3", 120, 10, 110),)), box)]
+    [10]
+    """
+    found = []
+    for gpu in seen.gpus:
+        if gpu.instances:
+            parts = (part for part in gpu.instances if part.uuid)
+            found += [GpuDevice(one.uuid, one.name, one.total_bytes, one.used_bytes, one.processes) for one in parts]
+            continue
+        if not gpu.uuid:
+            continue
+        total, used = gpu.total_bytes, gpu.used_bytes
+        is_unified = UNIFIED.search(gpu.name) is not None or (total is None and not gpu.fault)
+        if is_unified and box.total_bytes is not None:
+            free = [bytes for bytes in (gpu.free_bytes, box.available_bytes) if bytes is not None]
+            total = box.total_bytes if total is None else min(total, box.total_bytes)
+            used = max(0, total - min(free)) if free else None
+        found.append(GpuDevice(gpu.uuid, gpu.name, total, used, gpu.processes))
+    return found
+
+
+def bytes_of(pids: Iterable[int], told: tuple[ProcessOnGpu, ...] | None) -> int | None:
+    """Bytes of these processes on a GPU; None where one's are not told, or none of them is named there.
+
+    >>> told = (ProcessOnGpu(1, 10), ProcessOnGpu(2, 20), ProcessOnGpu(3, None))
+    >>> bytes_of([1, 2, 9], told), bytes_of([1, 3], told), bytes_of([9], told), bytes_of([1], None)
+    (30, None, None, None)
+    """
+    if told is None or len(told) >= PROCESSES_MAX:
+        return None
+    wanted = set(pids)
+    own = [process.used_bytes for process in told if process.pid in wanted]
+    known = [bytes for bytes in own if bytes is not None]
+    return sum(known) if own and len(known) == len(own) else None
+
+
+def told_in(account: str, process: SlotProcess, gpus: list[str]) -> int | None:
+    """Bytes in one GPU of a server that tells how much it has on GPUs, and not on which: shared out as its memory was
+    granted to it, else all on the first of them. None where nothing was granted there, or nothing is told yet.
+
+    >>> from hive.link.slots import SlotGrant
+    >>> grant = SlotGrant(accounts={"g": 20, "h": 10})
+    >>> told = SlotProcess(id="m", run="1", state=ProcessState.SERVING, grant=grant, bytes=5, gpu_bytes=90)
+    >>> [told_in(account, told, ["g", "h"]) for account in ("g", "h", "i")]
+    [60, 30, None]
+    """
+    if process.gpu_bytes is None or process.bytes is None or account not in gpus:
+        return None
+    if process.grant is None:
+        return process.gpu_bytes if account == gpus[0] else None
+    granted = sum(process.grant.accounts[gpu] for gpu in gpus)
+    return process.gpu_bytes * process.grant.accounts[account] // max(1, granted)
+
+
+def less_inner(
+    by_slot: Mapping[str, Mapping[str, int | None]], models: Iterable[str]
+) -> dict[str, dict[str, int | None]]:
+    """The memory of the service that holds these models of Ollama, which have their own part of it in the books: what
+    is left is what its processes take besides. Nothing where there is no such service.
+
+    >>> less_inner({"backend:ollama": {"g": 100, "cpu": None}, "a": {"g": 60}, "b": {"g": 30}}, ["a", "b"])
+    {'backend:ollama': {'g': 10, 'cpu': None}}
+    """
+    outer, models = by_slot.get(OLLAMA_SERVICE), list(models)
+    if outer is None:
+        return {}
+    inner = {account: sum(by_slot[id].get(account) or 0 for id in models) for account in outer}
+    return {
+        OLLAMA_SERVICE: {
+            account: None if bytes is None else max(0, bytes - inner[account]) for account, bytes in outer.items()
+        }
+    }
+
+
+def in_first_pid_namespace() -> bool:
+    """Whether the pids of this process are those that NVIDIA's driver tells."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _named(gpus: str) -> set[str]:
+    return {word.strip() for word in gpus.split(",")}

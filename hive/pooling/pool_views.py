@@ -1,0 +1,113 @@
+"""The pool as the API shows it."""
+
+from __future__ import annotations
+
+import time
+
+from hive.domain import Band
+from hive.pool.accounts import charged_in, free_bytes
+from hive.pool.bound import load_progress
+from hive.pool.explain import explain
+from hive.pool.state import CPU, MemoryAccount, PoolFacts, SlotState
+from hive.pool.turns import turn_s
+from hive.pooling.pooled_slot import PooledSlot
+from hive.pooling.pooling import ModelPool
+from hive.shapes.pool import BoundPartView, LeavingModel, PoolAccount, PoolExplanation, PoolGrant, PoolSlot, PoolView
+
+HOST_MEMORY = "host memory"
+
+
+def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
+    """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool."""
+    now = time.monotonic()
+    facts = pool.facts(now)
+    return PoolView(
+        enabled=pool.has_slots and not why_off,
+        why_not=why_off or ("" if pool.has_slots else "no model is described: [model NAME] in hive.conf"),
+        accounts=[_account(pool, account, facts) for account in facts.accounts],
+        slots=[slot_view(pool, slot, facts, now) for slot in pool.slots.values()],
+    )
+
+
+def _account(pool: ModelPool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:
+    grants = [grant for slot in facts.slots for grant in slot.grants if grant.account == account.id]
+    known = [grant.measured_bytes for grant in grants if grant.measured_bytes is not None]
+    return PoolAccount(
+        id=account.id,
+        name=pool.reading.names.get(account.id, HOST_MEMORY if account.id == CPU else account.id),
+        total_bytes=account.total_bytes,
+        reserve_bytes=account.reserve_bytes,
+        charged_bytes=charged_in(account.id, facts.slots),
+        measured_bytes=sum(known) if len(known) == len(grants) else None,
+        used_bytes=account.used_bytes,
+        foreign_bytes=account.foreign_bytes,
+        free_bytes=free_bytes(account, facts.slots, facts.rules),
+    )
+
+
+def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -> PoolSlot:
+    """One slot with the reason for its state."""
+    own = facts.slot(slot.id)
+    estimate = pool.footprints.need(slot.entry, pool.gpu)
+    turn_ends = slot.ready_at + turn_s(own.load_s, own.load_s, facts.rules.swap_share) - now
+    has_turn = slot.state is SlotState.READY and not own.audience.is_empty(now) and slot.pinned_at is None
+    return PoolSlot(
+        id=slot.id,
+        model=slot.model,
+        backend=slot.entry.kind,
+        category=slot.entry.row.category,
+        state=str(slot.state),
+        why=slot.why_not or slot.never or explain(facts, slot.id, now).why,
+        grants=[
+            PoolGrant(account=g.account, charged_bytes=g.charged_bytes, measured_bytes=g.measured_bytes)
+            for g in slot.grants
+        ],
+        need_bytes=0 if estimate is None else estimate.bytes,
+        need_from="" if estimate is None else str(estimate.source),
+        pinned=slot.pinned_at is not None,
+        in_flight=slot.in_flight,
+        waiting=len(slot.demands) + slot.more_demands if slot.state is not SlotState.READY else 0,
+        audience=0 if own.audience.is_empty(now) else own.audience.users,
+        turn_ends_in_s=round(turn_ends, 1) if has_turn and turn_ends > 0 else None,
+        load_s=round(own.load_s, 2),
+        loading_s=round(now - slot.moved_at, 1) if slot.state is SlotState.LOADING else None,
+        failures=slot.failures,
+        retry_in_s=round(slot.retry_at - now, 1) if slot.retry_at > now else None,
+        last_error=slot.error,
+        origin=slot.entry.origin,
+    )
+
+
+def explanation_of(pool: ModelPool, model: str, band: Band) -> PoolExplanation:
+    """The answer to `hive pool explain`. Raises NotFound."""
+    slot = pool.find(model)
+    now = time.monotonic()
+    told = explain(pool.facts(now), slot.id, now, band)
+    why = slot.why_not or told.why
+    lines = [f"{slot.model}: {slot.why_not}"] if slot.why_not else told.lines()
+    if slot.error:
+        lines += [f"Last failure: {slot.error}", *(f"  {line}" for line in slot.last_lines)]
+    return PoolExplanation(
+        model=slot.model,
+        state=str(told.state),
+        why=why,
+        fits=told.fits and not slot.why_not,
+        would_leave=[LeavingModel(model=left.model, in_s=left.in_s, level=left.level) for left in told.would_leave],
+        bound_s=None if slot.why_not else told.bound.seconds,
+        blocked=slot.why_not or told.bound.blocked,
+        parts=[BoundPartView(what=part.what, seconds=round(part.seconds, 1)) for part in told.bound.parts],
+        lines=lines,
+    )
+
+
+def progress_of(pool: ModelPool, model: str) -> str:
+    """`loading qwen3-32b, 14 s of about 47`; empty where it is not being loaded. Of a model that is none of the pool's
+    too."""
+    now = time.monotonic()
+    for slot in pool.slots.values():
+        if model in (slot.model, slot.id):
+            progress = load_progress(pool.slot_facts(slot, now), now)
+            if progress is not None:
+                return f"loading {slot.model}, {progress}"
+            return "" if slot.state is SlotState.READY else f"waiting for {slot.model} to be loaded"
+    return ""
