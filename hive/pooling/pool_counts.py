@@ -23,8 +23,6 @@ LABELS = {
     "an operator": "order",
     "switch": "switch",
     "nobody waits": "unwanted",
-    "Ollama ": "dropped",
-    "no Ollama ": "dropped",
 }
 """Beginning of the decider's reason → the label; the reason itself may name a model."""
 
@@ -67,6 +65,10 @@ class PoolCounts:
     def evicted(self, why: str) -> None:
         """A model was unloaded, or put to sleep."""
         self._evictions[label_of(why),] += 1
+
+    def dropped(self) -> None:
+        """A model was unloaded by its server's own doing."""
+        self._evictions["dropped",] += 1
 
     def waited(self, band: Band, seconds: float) -> None:
         """A request that had to wait for a load could go on, or was refused."""

@@ -359,7 +359,7 @@ class SlotSteps:
         await self._end(slot)
         slot.cold()
         log.info("slot_dropped model=%s why=%s", slot.model, why)
-        self._pool.counts.evicted(why)
+        self._pool.counts.dropped()
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
         self._pool.wake()
 
