@@ -110,7 +110,7 @@ def shown(view: Answer) -> str:
     if not view["enabled"]:
         return one_line(f"there is no pool: {view['why_not']}")
     parts = [_accounts(view["accounts"])] if view["accounts"] else ["no memory is known to put a model into"]
-    rows = [_row(slot) for slot in view["slots"]]
+    rows = [_row(slot) for slot in view["slots"]] + [_service(service) for service in view.get("backends", [])]
     parts.append(fitted(HEADERS, rows, drop=DROPPED, prose="WHY", colour=colour_of))
     return "\n\n".join(parts)
 
@@ -210,6 +210,14 @@ def _row(slot: Answer) -> list[str]:
         f"{slot['load_s']:.2g}s" if slot["load_s"] < 10 else span(slot["load_s"]),
         _why(slot),
     ]
+
+
+def _service(service: Answer) -> list[str]:
+    """A service of `hive backend`, which stands in the same memory."""
+    charged = sum(grant["charged_bytes"] for grant in service["grants"])
+    held = size(charged) if service["grants"] else UNKNOWN
+    unknown = [UNKNOWN] * (len(HEADERS) - 4)
+    return [f"{service['kind']} (hive backend)", service["state"], held, *unknown, service["why"]]
 
 
 def _why(slot: Answer) -> str:

@@ -30,11 +30,14 @@ log = logging.getLogger("hive.pool")
 
 LOOK_S = 10.0
 """Between two looks at a service's processes: systemd is asked for them."""
+UNMEASURED_S = 15.0
+"""A service whose memory nobody tells is charged what it was given from then on."""
 RUNNING = ("active", "activating", "reloading")
 
 
 class BackendSlot:
-    """One service as the books have it. `grants`: its charges; `why_not`: the reason that it was given no room."""
+    """One service as the books have it. `grants`: its charges; `why_not`: the reason that it was given no room;
+    `serves_at`: since when it answers, None if it does not. It is ready once what it takes was measured."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -45,6 +48,7 @@ class BackendSlot:
         self.need_bytes: int | None = None
         self.wanted_at: float | None = None
         self.moved_at = 0.0
+        self.serves_at: float | None = None
         self.pids: list[int] = []
         self.bytes: int | None = None
         self.run = ""
@@ -71,11 +75,13 @@ class BackendSlot:
             moved_at=self.moved_at,
         )
 
-    def measured(self, by_account: dict[str, int | None]) -> None:
+    def measured(self, by_account: dict[str, int | None], now: float) -> None:
         """Takes a measurement. What it was given on trust, as nothing told its need, is made what it takes."""
-        if self.state is not SlotState.READY:
+        if self.serves_at is None:
             return
         known = {account: bytes for account, bytes in by_account.items() if bytes}
+        if self.state is SlotState.LOADING and (known or now >= self.serves_at + UNMEASURED_S):
+            self.state = SlotState.READY
         if self.need_bytes is None and known:
             self.need_bytes = sum(known.values())
             self.grants = tuple(Grant(account, bytes, bytes) for account, bytes in known.items())
@@ -110,6 +116,8 @@ class PoolBackends:
         self._wake = wake
         self._gpu = gpu
         self._slots: dict[str, BackendSlot] = {}
+        self._learnt: dict[str, int] = {}
+        """Bytes that the service of a kind was seen to take, as long as this daemon runs."""
         self._changed = asyncio.Event()
         self._looked_at = float("-inf")
 
@@ -155,8 +163,14 @@ class PoolBackends:
 
     def measured(self, by_slot: dict[str, dict[str, int | None]]) -> None:
         """Takes the measurement of all services."""
+        now = time.monotonic()
         for slot in self._slots.values():
-            slot.measured(by_slot.get(slot.id, {}))
+            was = slot.state
+            slot.measured(by_slot.get(slot.id, {}), now)
+            if slot.need_bytes and slot.serves_at is not None:
+                self._learnt[slot.kind] = sum(grant.charged_bytes for grant in slot.grants)
+            if slot.state is not was:
+                self._tell()
 
     # for the switch ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +182,9 @@ class PoolBackends:
         if not isinstance(found, BackendIs) or found.state not in RUNNING:
             return False
         slot = self._slot(kind)
-        slot.state, slot.wanted_at, slot.need_bytes = SlotState.READY, time.monotonic(), None
+        now = time.monotonic()
+        slot.state, slot.wanted_at, slot.serves_at = SlotState.READY, slot.wanted_at or now, slot.serves_at or now
+        slot.need_bytes = None
         slot.pids, slot.bytes, slot.run = found.pids, found.bytes, str(found.pid)
         self._tell()
         return True
@@ -212,8 +228,8 @@ class PoolBackends:
 
     def serves(self, kind: str) -> None:
         """The service answers: from now on it is charged what it takes."""
-        if (slot := self._slots.get(kind)) is not None and slot.state is SlotState.LOADING:
-            slot.state = SlotState.READY
+        if (slot := self._slots.get(kind)) is not None and slot.serves_at is None:
+            slot.serves_at = time.monotonic()
             self._looked_at = float("-inf")
             self._tell()
 
@@ -224,6 +240,7 @@ class PoolBackends:
             self.gone(kind)
             return None
         slot.state, slot.moved_at, slot.wanted_at, slot.pids = SlotState.STOPPING, time.monotonic(), None, []
+        slot.serves_at = None
         self._tell()
         return slot
 
@@ -241,16 +258,15 @@ class PoolBackends:
         return self._slots.setdefault(kind, BackendSlot(kind))
 
     async def _need(self, kind: str) -> int | None:
-        """The charge of a start as far as a file tells it; None where the server takes what it finds. An Ollama whose
-        models are the pool's takes nothing before one of them is loaded."""
-        if kind == BackendKind.OLLAMA and any(row.backend == kind for row in self._settings().models.values()):
-            return 0
+        """The charge of a start as it was seen, or as its file tells it. None for vLLM, which takes what it finds; 0
+        for one that loads models when they are asked for, or whose file is not there, so that it will not start."""
+        if kind in self._learnt or kind == BackendKind.VLLM:
+            return self._learnt.get(kind)
         entry = service_entry(kind, self._settings().inference)
-        if entry is None:
-            return None
-        found = await outcome_of(self._footprints.facts_of(entry))
-        need = None if isinstance(found, HiveError) else self._footprints.need(entry, self._gpu())
-        return None if need is None else need.bytes
+        if entry is None or isinstance(await outcome_of(self._footprints.facts_of(entry)), HiveError):
+            return 0
+        need = self._footprints.need(entry, self._gpu())
+        return 0 if need is None else need.bytes
 
     def _tell(self) -> None:
         self._changed.set()
@@ -259,11 +275,11 @@ class PoolBackends:
 
 
 def service_entry(kind: str, inference: InferenceSection) -> ModelEntry | None:
-    """The model that a service loads as an entry, where one file tells what it takes: llama-server's.
+    """The one model that a service loads at its start as an entry; None for one that loads models later.
 
     >>> service_entry("llama", InferenceSection(llama_model="/srv/q.gguf")).path.name
     'q.gguf'
-    >>> service_entry("vllm", InferenceSection(vllm_model="/srv/q")) is None
+    >>> service_entry("llama", InferenceSection(llama_model="/srv/models/")) is None
     True
     """
     path = inference.llama_model
@@ -275,7 +291,7 @@ def service_entry(kind: str, inference: InferenceSection) -> ModelEntry | None:
 
 def _process(slot: BackendSlot) -> SlotProcess:
     accounts = {grant.account: max(1, grant.charged_bytes // MIB) for grant in slot.grants}
-    state = ProcessState.SERVING if slot.state is SlotState.READY else ProcessState.STARTING
+    state = ProcessState.SERVING if slot.serves_at is not None else ProcessState.STARTING
     grant = SlotGrant(accounts=accounts) if accounts else None
     return SlotProcess(id=slot.id, run=slot.run, state=state, pids=slot.pids, bytes=slot.bytes, grant=grant)
 

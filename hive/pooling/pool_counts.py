@@ -97,7 +97,8 @@ class PoolCounts:
 def pool_values(view: PoolView) -> dict[str, Values | None]:
     """The figures of the pool as it is now. Bytes that nobody can measure are left out.
 
-    >>> pool_values({"enabled": False, "why_not": "[pool] enabled = false", "accounts": [], "slots": []})
+    >>> off = {"enabled": False, "why_not": "[pool] enabled = false", "accounts": [], "slots": [], "backends": []}
+    >>> pool_values(off)
     {}
     """
     if not view["enabled"]:
@@ -107,6 +108,9 @@ def pool_values(view: PoolView) -> dict[str, Values | None]:
     for slot in slots:
         for grant in slot["grants"]:
             charged[grant["account"], slot["backend"]] += grant["charged_bytes"]
+    for service in view["backends"]:
+        for grant in service["grants"]:
+            charged[grant["account"], service["kind"]] += grant["charged_bytes"]
     states: Counter[tuple[str, ...]] = Counter({(state,): 0 for state in STATES})
     states.update((slot["state"],) for slot in slots)
     return {

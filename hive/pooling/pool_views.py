@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hive.domain import Band
 from hive.pool.accounts import charged_in, free_bytes
 from hive.pool.bound import load_progress
 from hive.pool.explain import explain
-from hive.pool.state import CPU, MemoryAccount, PoolFacts, SlotState
+from hive.pool.state import CPU, Grant, MemoryAccount, PoolFacts, SlotState
 from hive.pool.turns import turn_s
+from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot
 from hive.pooling.pooling import ModelPool
-from hive.shapes.pool import BoundPartView, LeavingModel, PoolAccount, PoolExplanation, PoolGrant, PoolSlot, PoolView
+from hive.shapes.pool import (
+    BoundPartView,
+    LeavingModel,
+    PoolAccount,
+    PoolBackend,
+    PoolExplanation,
+    PoolGrant,
+    PoolSlot,
+    PoolView,
+)
 
 HOST_MEMORY = "host memory"
 
@@ -26,7 +37,24 @@ def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
         why_not=why_off or ("" if pool.has_slots else "no model is described: [model NAME] in hive.conf"),
         accounts=[_account(pool, account, facts) for account in facts.accounts],
         slots=[slot_view(pool, slot, facts, now) for slot in pool.slots.values()],
+        backends=[_backend(slot) for slot in pool.backends.known],
     )
+
+
+def _backend(slot: BackendSlot) -> PoolBackend:
+    why = {
+        SlotState.COLD: "It waits for memory",
+        SlotState.LOADING: "It is being started",
+        SlotState.STOPPING: "It has ended, and its memory is waited for",
+        SlotState.FAILED: f"There is no room for it: {slot.why_not}",
+    }.get(slot.state, "It is in use; `hive backend switch` changes that")
+    return PoolBackend(kind=slot.kind, state=str(slot.state), why=why, grants=_grants(slot.grants))
+
+
+def _grants(grants: Sequence[Grant]) -> list[PoolGrant]:
+    return [
+        PoolGrant(account=g.account, charged_bytes=g.charged_bytes, measured_bytes=g.measured_bytes) for g in grants
+    ]
 
 
 def _account(pool: ModelPool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:
@@ -58,10 +86,7 @@ def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -
         category=slot.entry.row.category,
         state=str(slot.state),
         why=slot.why_not or slot.never or explain(facts, slot.id, now).why,
-        grants=[
-            PoolGrant(account=g.account, charged_bytes=g.charged_bytes, measured_bytes=g.measured_bytes)
-            for g in slot.grants
-        ],
+        grants=_grants(slot.grants),
         need_bytes=0 if estimate is None else estimate.bytes,
         need_from="" if estimate is None else str(estimate.source),
         pinned=slot.pinned_at is not None,

@@ -56,6 +56,15 @@ class PoolSlot(TypedDict):
     origin: Annotated[str, Meta(description="Where it is described.")]
 
 
+class PoolBackend(TypedDict):
+    """A service of `hive backend` in the pool's memory: no model's demand makes it leave, a switch does."""
+
+    kind: str
+    state: Annotated[str, Meta(description="cold (it waits for room), loading, ready, stopping or failed.")]
+    why: Annotated[str, Meta(description="Why it is so, one sentence.")]
+    grants: list[PoolGrant]
+
+
 class PoolView(TypedDict):
     """The pool now. `why_not`: why there is none, one sentence; empty where there is one."""
 
@@ -63,6 +72,7 @@ class PoolView(TypedDict):
     why_not: str
     accounts: list[PoolAccount]
     slots: list[PoolSlot]
+    backends: list[PoolBackend]
 
 
 class BoundPartView(TypedDict):

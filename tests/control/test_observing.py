@@ -243,7 +243,9 @@ def test_the_pool_s_memory_is_told_by_account_and_kind_and_nothing_that_nobody_m
         "free_bytes": -2,
     }
     slot: Any = {"state": "ready", "backend": "llama", "grants": [{"account": "GPU-1", "charged_bytes": 15}]}
-    text = exposition(pool_values({"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot]}))
+    text = exposition(
+        pool_values({"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot], "backends": []})
+    )
     assert values(text, "hive_pool_charged_bytes") == {("GPU-1", "llama"): 30}
     assert values(text, "hive_pool_measured_bytes") == {}
     assert values(text, "hive_pool_free_bytes") == {("GPU-1",): -2}

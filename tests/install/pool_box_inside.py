@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tarfile
 from collections.abc import Callable
@@ -194,7 +195,51 @@ def second_boot() -> dict[str, Any]:
     two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
     took_s = until("both are back", are(two), LOAD_S)
     found = {"took_s": took_s, "answers": [answered("alpha"), answered("beta")], "units": units()}
-    return found | {"crashed": crashes()}
+    return found | {"crashed": crashes(), "switched": switched(two)}
+
+
+def services() -> list[str]:
+    """The services of `hive backend` that run."""
+    kinds = {"hive-inference-demo": "demo", "hive-inference-llama": "llama"}
+    return [
+        kind for unit, kind in kinds.items() if run("systemctl", "is-active", "-q", f"{unit}.service").returncode == 0
+    ]
+
+
+def switch(kind: str) -> list[Any]:
+    """Exit code and words of a switch, the services that run after it, and what the pool has booked for them."""
+    ran = run("hive", "backend", "switch", kind)
+    booked = {one["kind"]: sum(g["charged_bytes"] for g in one["grants"]) >> 20 for one in hive("pool")["backends"]}
+    return [ran.returncode, ran.stdout + ran.stderr, services(), booked]
+
+
+def switched(two: dict[str, str]) -> dict[str, Any]:
+    """`hive backend switch` where models have the memory: pinned ones of the same kind are in its way."""
+    shutil.copy("/srv/models/gamma.gguf", "/var/lib/hive/models/default.gguf")
+    hive("config", "set", "inference.llama_context", "65536")
+    run("systemctl", "restart", "hive-daemon.service")
+    until("the pool is known", are(two), LOAD_S)
+    before = main_pids()
+    found: dict[str, Any] = {"demo": switch("demo")}
+    until("the pinned ones are back", are(two), LOAD_S)
+    found["left for it"] = [main_pids()[model] != before[model] for model in ("alpha", "beta")]
+    before = main_pids()
+    found["no room"] = switch("llama")
+    until("all is as it was", are(two), LOAD_S)
+    found["kept"] = main_pids() == before
+    hive("model", "unpin", "beta")
+    found["llama"] = switch("llama")
+    found["after"] = states()
+    found["alpha"] = answered("alpha")
+    booked = hive("pool")["backends"]
+    os.kill(int(main_pid("hive-daemon")), 9)
+    until("the pool is known", lambda: states() == found["after"])
+    until("the service is booked", lambda: hive("pool")["backends"][:1] and hive("pool")["backends"][0]["grants"])
+    found["booked"] = [booked[0]["kind"], hive("pool")["backends"][0]["kind"]]
+    found["back to demo"] = switch("demo")
+    hive("model", "pin", "beta")
+    until("both are back", are(two), LOAD_S)
+    return found
 
 
 def servers() -> list[str]:

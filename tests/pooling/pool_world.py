@@ -181,8 +181,9 @@ class PlayedMemory:
         by_slot: dict[str, dict[str, int | None]] = {}
         used = self.foreign_mb + self.left_mb
         for id, process in processes.items():
-            if process.state is not ProcessState.ENDED and process.grant is not None:
-                mb = self.takes_mb.get(id, sum(process.grant.accounts.values()))
+            if process.state is not ProcessState.ENDED and (process.grant is not None or id in self.takes_mb):
+                granted = process.grant.accounts if process.grant is not None else {}
+                mb = self.takes_mb.get(id, sum(granted.values()))
                 by_slot[id] = {GPU: mb * MIB if self.is_known else None}
                 used += mb
         account = MemoryAccount(
