@@ -1,4 +1,4 @@
-"""How fast a client's leaving is felt: `python benchmarks/cancel.py [--rounds 50]`.
+"""The delay after which a client's leaving is felt: `python benchmarks/cancel.py [--rounds 50]`.
 
 In every state a request can be in the client leaves, by FIN and by RST, and two moments are noted: the backend's
 connection is closed (what it computes is given up), and the proxy tells the daemon that nothing is in flight (place,
@@ -45,7 +45,7 @@ BEGINS = {
     + b"x" * 400,
     b"flood": HEAD + CHUNK * 200_000,
 }
-"""What the backend answers, by what the user says; no answer of it ends."""
+"""Answers of the backend, by what the user says; none of them ends."""
 
 
 class BackendConnection(asyncio.Protocol):
@@ -239,7 +239,7 @@ async def once(state: State, how: str, hive: Alone | None, connect: Callable[[],
 
 @contextlib.asynccontextmanager
 async def prepared(state: State, hive: Alone, backend: str) -> AsyncIterator[None]:
-    """What the state needs around it."""
+    """Makes what the state needs around it."""
     readers = [child for child in hive.seen.children() if "hive.bodies.body_worker" in child.cmdline()]
     hive.answers_wakes = state.reach is not parked
     async with contextlib.AsyncExitStack() as after:

@@ -1,4 +1,4 @@
-"""What the command line costs before it does anything (design.md §8, SPECIFICATION.md).
+"""The cost of the command line before it does anything (design.md §8, SPECIFICATION.md).
 
 CPU time of `hive --help` and `hive agent list` beside an empty Typer application with as many commands, in pairs that
 alternate, so that a busy machine slows both. `agent list` talks to a daemon with two agents that run elsewhere; the

@@ -1,4 +1,4 @@
-"""How many agents fit into a fixed memory: `python benchmarks/density.py [--box-mib 640] [--mib 60] [--awake 0.1]`.
+"""Agents that fit into a fixed memory: `python benchmarks/density.py [--box-mib 640] [--mib 60] [--awake 0.1]`.
 
 A box (a memory cgroup) holds real process agents. Turn after turn one of them is asked, touches 30 % of its heap and
 answers; agents are added until one is killed for memory or answers later than the objective. Three ways to live:
@@ -176,7 +176,8 @@ async def ask(agent: Agent, word: str) -> None:
 
 
 class Fit(NamedTuple):
-    """How many fitted. `limit`: what kept one more out. `kept`: RAM of a sleeper incl. zram, as a share of its own."""
+    """Agents that fitted. `limit`: what kept one more out. `kept`: RAM of a sleeper incl. zram, as a share of its
+    own."""
 
     agents: int
     limit: str

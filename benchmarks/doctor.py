@@ -1,4 +1,4 @@
-"""How long `hive doctor` takes (SPECIFICATION.md): beside nothing, and beside a Hive of which everything hangs.
+"""Time that `hive doctor` takes (SPECIFICATION.md): beside nothing, and beside a Hive of which everything hangs.
 
 The second is the worst there is: the daemon, Redis, the Docker engine and the inference server accept connections and
 never answer, so every limit is used up. Wall-clock time, the start of the interpreter included, median of RUNS.

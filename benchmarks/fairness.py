@@ -1,4 +1,4 @@
-"""How fair the one queue is, through the real proxy: `python benchmarks/fairness.py [--requests 2000]`.
+"""Fairness of the one queue, through the real proxy: `python benchmarks/fairness.py [--requests 2000]`.
 
 A `hive proxy` process, agents with tokens of their own on TCP, and a stand-in backend of `PLACES` places whose answers
 take as long as their tokens and say them as usage. What a request will cost the proxy cannot know before. Measured:
@@ -41,7 +41,7 @@ OPEN = 9
 all of them fit into the line of one tenant (16 deep, and 4 at the backend)."""
 FLOOD_AGENTS, FLOOD_OPEN = 20, 4
 PAIRS = 2
-"""What is compared is measured in turn, so often."""
+"""Rounds: those that are compared are measured in turn, so often."""
 LIGHT_LOAD = 0.4
 """Of its share of the backend."""
 TENANTS = {"short": "short", "long": "long", "light": "light", "equal": "equal", "everybody": "everybody"} | {

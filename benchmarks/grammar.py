@@ -1,4 +1,4 @@
-"""How long the worst schemas that Hive accepts hold the loop of a real server: `python benchmarks/grammar.py [--vllm]`.
+"""Time for which the worst schemas that Hive accepts hold a server's loop: `python benchmarks/grammar.py [--vllm]`.
 
 Each family of schemas is made as large as the limits of `[grammar_KIND]` allow, then a search mixes and changes what
 was worst. The judge is a real llama-server (or vLLM on the CPU) with a tiny model and a vocabulary of `--tokens`: a
@@ -49,7 +49,7 @@ Schema = dict[str, Any]
 
 
 class Server:
-    """What is asked, and the thread that serves everybody."""
+    """The server that is asked, and its thread that serves everybody."""
 
     def __init__(self, address: str, loops: list[Path], xgrammar: Xgrammar | None = None) -> None:
         self.xgrammar = xgrammar

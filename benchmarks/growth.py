@@ -1,4 +1,4 @@
-"""What one agent costs where there are many: `python benchmarks/growth.py [--to 10000] [--processes 1000]`.
+"""The cost of one agent where there are many: `python benchmarks/growth.py [--to 10000] [--processes 1000]`.
 
 A whole Hive of its own that grows to 10, 100, 1,000 … 10,000 external agents, each made at the API. At each size agents
 are made, shown, listed by the page and removed, one at a time: the curve, and the ratio of its end to its beginning.
@@ -37,7 +37,7 @@ AT_ONCE = 16
 """Requests under way while it grows."""
 RATIO = 1.5
 CREATED_MS, CREATED_PROCESS_MS, LISTED_MS, REMOVED_S, WOKEN_S = 40.0, 120.0, 150.0, 20.0, 2.0
-"""What is promised on two quiet cores. A list is of 1,000, a removal of 5,000, wakes are 500."""
+"""Promises on two quiet cores. A list is of 1,000, a removal of 5,000, wakes are 500."""
 REMOVED, WOKEN = 5_000, 500
 
 Order = tuple[str, str, dict[str, Any] | None]
@@ -117,7 +117,7 @@ def whole_hive() -> Iterator[Stack]:
 
 
 def at_size(hive: Stack) -> dict[str, Cost]:
-    """What each thing costs with as many agents as there are."""
+    """Costs of each thing with as many agents as there are."""
     client, name = hive.client(), "/api/agents/agent-x{:02}".format
     return {
         "create": cost(

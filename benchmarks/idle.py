@@ -1,4 +1,4 @@
-"""What sleeping agents cost: `python benchmarks/idle.py [--agents 10000] [--whole 1000]`.
+"""The cost of sleeping agents: `python benchmarks/idle.py [--agents 10000] [--whole 1000]`.
 
 First the daemon's parts alone: the deciders given their facts, whole rounds, the look at memory, a reconciliation, RAM
 for each agent. Helper, proxy and SQLite answer at once there, so that what is measured is what the daemon itself does.
@@ -39,18 +39,10 @@ from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.host.memory import held_by
+from hive.link.helper import AskStat, ProxyStats, Reconcile, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Activities,
-    Activity,
-    AskStat,
-    Done,
-    Hello,
-    ProxyStats,
-    Reconcile,
-    Stat,
-)
+from hive.link.messages import Activities, Activity, Done, Hello
 from hive.link.server import LinkServer
 from hive.sandbox.log_pipes import reading
 from hive.settings.table import InferenceSection, Paths, Settings
@@ -62,7 +54,7 @@ ROUNDS = 5
 CHECK_S = Settings().sleep.check_s
 WHOLE_FOR_S = 60.0
 DECIDED_IN_MS, OF_A_CORE_PERCENT, RAM_KIB = 50.0, 1.0, 200.0
-"""What is promised, for 10,000 agents."""
+"""Promises for 10,000 agents."""
 LISTED_IN_S, LISTED_BY_COMMAND_IN_S, SHOWN_IN_S = 1.0, 2.0, 0.1
 ROUND_IN_S, RECONCILED_IN_S, STARTED_IN_S = 0.05, 1.0, 5.0
 """The budgets of a real daemon with 10,000 agents, by the clock on the wall."""
@@ -184,7 +176,7 @@ class Frozen:
 
 
 class Stall:
-    """How late the event loop came to a timer at worst: so long a wake would have waited for the daemon."""
+    """The longest delay of a timer of the event loop: so long a wake would have waited for the daemon."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""How long the largest bodies hold up everybody else: `python benchmarks/lag.py [--bodies 48] [--concurrent 8]`.
+"""Time for which the largest bodies hold up everybody else: `python benchmarks/lag.py [--bodies 48] [--concurrent 8]`.
 
 The real data path over loopback; clients and backend are another process. A timer of 1 ms on the proxy's loop sees how
 late it comes (which other programs on a busy machine add to) and how much the loop's own thread computed at one go

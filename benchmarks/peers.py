@@ -1,4 +1,4 @@
-"""What the benchmarks of the proxy measure: Hive's proxy as a process with a stand-in for its daemon, and its peers.
+"""The subject of the proxy's benchmarks: Hive's proxy as a process with a stand-in for its daemon, and its peers.
 
 Loopback and unix sockets only. `Peers` starts what is asked for and ends all of it.
 """
@@ -25,13 +25,7 @@ import psutil
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AgentRow,
-    DaemonTable,
-    Hello,
-    Marks,
-    ProxyTable,
-)
+from hive.link.messages import AgentRow, DaemonTable, Hello, Marks, ProxyTable
 from hive.link.server import LinkServer
 from hive.link.usage import UsageBatch
 from hive.settings.table import Paths

@@ -184,7 +184,7 @@ def in_order_optimum_s(machine: SimMachine) -> float:
 
 
 def _minimal(members: int, short: float, bits: list[int], size: dict[int, int]) -> list[int]:
-    """What may stay after an eviction of which no victim can be left out."""
+    """Models that may stay after an eviction of which no victim can be left out."""
     if short <= 0:
         return [members]
     here = [one for one in bits if members & one]

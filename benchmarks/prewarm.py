@@ -1,4 +1,4 @@
-"""What a prompt that was read ahead saves its agent: `python benchmarks/prewarm.py [--rounds 3] [--tokens 4000]`.
+"""The gain of an agent whose prompt was read ahead: `python benchmarks/prewarm.py [--rounds 3] [--tokens 4000]`.
 
 A random model of 107 million weights of 8 bits, made on the spot, on a real llama-server on the CPU (one thread, one
 place), behind a whole Hive. Every round asks twice through Hive, in turn: with a system prompt that nobody has read

@@ -220,7 +220,7 @@ async def compare_latency(ports: dict[str, int]) -> None:
 
 
 def where() -> None:
-    """Where Hive's share goes: each step alone, in this process."""
+    """Shares of Hive's time: each step alone, in this process."""
     import msgspec
 
     from hive.domain import UsageEvent

@@ -1,4 +1,4 @@
-"""What sleep costs and gains, per depth: `python benchmarks/sleep.py [--mib 60 300] [--swap zram file] [--rounds 200]`.
+"""Costs and gains of sleep, per depth: `python benchmarks/sleep.py [--mib 60 300] [--swap zram file] [--rounds 200]`.
 
 Real process agents (a Python with the syntax trees of the standard library on its heap) under a real helper: freeze,
 confirm, page out, thaw. Wake: the question lies in the agent's socket, thaw is asked → first byte of its answer. The

@@ -33,7 +33,7 @@ TRANSIT_RATIO_MAX = 2.0
 RSS_MIB_MAX = 80
 KIB_PER_STREAM_MAX = 40
 HOLD = "hold"
-"""What a user says to get a stream that stands still after its first chunk."""
+"""Words of a user for a stream that stands still after its first chunk."""
 HOLD_S = 30.0
 """It gets another chunk this often: nobody gives it up."""
 LEAD_S = 1.0
@@ -135,7 +135,7 @@ async def serve(port: int) -> None:
 
 
 class Tally:
-    """What all streams of one measurement saw."""
+    """Findings of all streams of one measurement."""
 
     def __init__(self) -> None:
         self.transit_ms: list[float] = []

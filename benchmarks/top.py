@@ -1,4 +1,4 @@
-"""What `hive top` costs with many agents: `python benchmarks/top.py [--agents 1000] [--living 50] [--for 20]`.
+"""The cost of `hive top` with many agents: `python benchmarks/top.py [--agents 1000] [--living 50] [--for 20]`.
 
 A whole Hive of its own with so many agents recorded, some of them living processes; `hive top` at 120 columns without a
 terminal in this process, a look a second. Prints the CPU time of `hive top`, and what more than without it daemon,
@@ -40,10 +40,10 @@ from hive.tui.source import Source
 
 SIZE = (120, 40)
 WITHOUT_S = 10.0
-"""How long Hive is measured before somebody looks."""
+"""Time for which Hive is measured before somebody looks."""
 OF_A_CORE_PERCENT = {"hive top": 3.0, "daemon": 1.0}
 PAINTED_IN_S = 0.5
-"""What is promised, for 1,000 agents."""
+"""Promises for 1,000 agents."""
 
 
 async def fill(path: Path, agents: int) -> None:

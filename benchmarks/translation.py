@@ -1,4 +1,4 @@
-"""What translating costs over relaying, in one run: `python benchmarks/translation.py [--seconds 4] [--rounds 5]`.
+"""The cost of translating over relaying, in one run: `python benchmarks/translation.py [--seconds 4] [--rounds 5]`.
 
 One proxy of Hive before one backend that speaks OpenAI's dialect. Four clients in turn, each round: OpenAI's is
 relayed, Ollama's, Anthropic's and Responses are translated. All see the same stream of the same backend. Two questions:
@@ -57,7 +57,7 @@ ANSWER = json.dumps(
 
 
 class Backend(streams.Backend):
-    """That of benchmarks/streams.py, which answers in one piece too, and a short stream at once."""
+    """The backend of benchmarks/streams.py; it answers in one piece too, and a short stream at once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long a question about usage takes beside 3.6 million hourly sums: `python benchmarks/usage.py [--dir D]`.
+"""Time of a question about usage beside 3.6 million hourly sums: `python benchmarks/usage.py [--dir D]`.
 
 1,000 agents with 5 models in 20 tenants, each used every hour for 30 days, in a real database made in bulk: all sums,
 and single requests (one an hour, agent and model) where a question reads them. Every question of `hive usage` and of

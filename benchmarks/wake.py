@@ -1,4 +1,4 @@
-"""What a caller waits for a sleeping agent: `python benchmarks/wake.py [--rounds 200]`.
+"""Time for which a caller waits for a sleeping agent: `python benchmarks/wake.py [--rounds 200]`.
 
 Last byte of the ingress request → first byte of the agent's answer, through a whole Hive, with the agent asleep; its
 peer is the same call to the same agent awake, in turn. As root once more for an agent with a network of its own

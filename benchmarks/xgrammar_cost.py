@@ -1,4 +1,4 @@
-"""What schemas cost the loops of a vLLM, each measured alone; for grammar.py, by the Python of a vLLM's environment.
+"""Costs of schemas to the loops of a vLLM, each measured alone; for grammar.py, by the Python of a vLLM's environment.
 
 `python xgrammar_cost.py MODEL VOCABULARY`: reads one schema a line (JSON), prints one line for each: `parse`, what the
 process that answers spends on it in its loop; `fill` and `accept`, the most that the engine's loop spends on one token;

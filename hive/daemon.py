@@ -73,8 +73,9 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.link.helper import Ended
 from hive.link.link import LinkReply
-from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.messages import AgentRow, DaemonTable, Done, Marks, Open, ProxyTable, Refused
 from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
@@ -244,7 +245,7 @@ class Daemon:
             on_list=lambda: self._pool.files_changed(),
             read_log=self._ollama_log if self._has_units else None,
         )
-        servers = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._servers = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
         self._footprints = Footprints(
             self._database, lambda: self.effects.settings, recorded.footprints, self._ollama.facts_of
         )
@@ -252,7 +253,7 @@ class Daemon:
         self._pool = ModelPool(
             entries,
             settings=lambda: self.effects.settings,
-            helper=servers,
+            helper=self._servers,
             proxy_link=self._proxy_link,
             memory=PoolMemory(gpus, lambda: self.effects.settings),
             footprints=self._footprints,
@@ -292,7 +293,27 @@ class Daemon:
             self._switcher.adopt(job)
         self._given_up = [job for job in recorded.jobs if job not in switches]
 
-        # What answers the API.
+        self.services = self._services(
+            isolation=isolation,
+            freezer=freezer,
+            started_at=started_at,
+            sandboxes=sandboxes,
+            executor=executor,
+            gpus=gpus,
+        )
+
+    def _services(
+        self,
+        *,
+        isolation: Isolation,
+        freezer: str,
+        started_at: float,
+        sandboxes: WithElsewhere,
+        executor: Executor,
+        gpus: GpuMemoryReader,
+    ) -> Services:
+        """Makes what answers the API, of all that is made by then."""
+        paths, settings = self._paths, self._settings
         agent_views = AgentViews(
             roster=self.roster,
             sleeper=self.sleeper,
@@ -327,9 +348,9 @@ class Daemon:
             jobs=self._jobs,
             database=self._database,
             audit_log=self._audit_log,
-            helper=servers,
+            helper=self._servers,
         )
-        self.services = Services(
+        return Services(
             paths=paths,
             settings=settings,
             internal_token=self._internal_token,

@@ -1,4 +1,4 @@
-"""What this process has open, for tests that hold it must not grow."""
+"""Descriptors that this process has open, for tests that hold they must not grow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import os
 
 
 def open_descriptors() -> int:
-    """How many. What an earlier test left to the collector is closed first: it would be closed some time later."""
+    """Their number. What an earlier test left to the collector is closed first: it would be closed some time later."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

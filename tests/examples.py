@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: a quarter of them in a run like any other, all where `HIVE_EXAMPLES` is `all`."""
+"""The number of examples hypothesis tries: a quarter in a run like any other, all where `HIVE_EXAMPLES` is `all`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def examples(wanted: int) -> int:
 
 
 def stride(wanted: int) -> int:
-    """How far it is from a case that is tried to the next one: 1 where `HIVE_EXAMPLES` is `all`, else `wanted`.
+    """The distance from a case that is tried to the next one: 1 where `HIVE_EXAMPLES` is `all`, else `wanted`.
 
     For tests with a real process for each of many cases, as many as a run like any other has no time for.
     """

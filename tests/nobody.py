@@ -13,7 +13,7 @@ NOBODY = 65534
 
 
 def run_as_nobody(program: str) -> str:
-    """What `program` prints. By the system's Python: the tests' own may be in a home no other user may enter.
+    """The output of `program`. By the system's Python: the tests' own may be in a home no other user may enter.
 
     Skipped where that cannot be done.
     """

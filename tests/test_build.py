@@ -1,4 +1,4 @@
-"""What Hive says it is: the same for the same code wherever it runs from, another for any other code."""
+"""The version that Hive tells: the same for the same code wherever it runs from, another for any other code."""
 
 from __future__ import annotations
 

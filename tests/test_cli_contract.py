@@ -1,4 +1,4 @@
-"""What every command promises: help with an example, --json, exit codes, its place in the man page."""
+"""Promises of every command: help with an example, --json, exit codes, its place in the man page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hive.cli.main import HIVE, SERVICES, main
 from hive.store.database import Database
 
 MAN = "".join(page.read_text() for page in (Path(__file__).parents[1] / "man").glob("*.1.scd")).replace("\\", "")
-"""Which page has what is held by test_man.py."""
+"""The page that has it is held by test_man.py."""
 
 Command = tuple[tuple[str, ...], LazyCommand]
 

@@ -19,7 +19,7 @@ from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, c
 from hive.control.health import Facts
 from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import backends, docker, files, host, leftovers, memory, pool, running, sandboxes, stores, units
-from hive.doctor.checks.check import Check, CheckVerdict, Status
+from hive.doctor.checks.check import Check, CheckVerdict, Status, passed
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import examine
 from hive.doctor.offline_status import DOWN, OfflineStatus, RecordedStatus, ServicePart, UnitStatus
@@ -195,7 +195,7 @@ CASES: dict[str, Case] = {
     "redis_viewer_may": acl(NO, "+OK", "$-1", ":0", NO),
     "redis_viewer_missing": acl(NO, "-WRONGPASS", NO, NO, NO),
     "redis_viewer_blind": acl(NO, "+OK", NO, NO, NO),
-    "redis_password_in_clear": lambda: stores.judge_acl_file("user ann on >x ~*", "/a") or stores.passed(""),
+    "redis_password_in_clear": lambda: stores.judge_acl_file("user ann on >x ~*", "/a") or passed(""),
     "database_newer": lambda: stores.judge_sqlite("ok", 999, P, 1),
     "inodes_low": lambda: stores.judge_disks([stores.Disk("state", P, 50 * GIB, 100 * GIB, 10)]),
     "disk_low": lambda: stores.judge_disks([stores.Disk("state", P, GIB - 1, 100 * GIB, None)]),

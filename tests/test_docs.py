@@ -1,4 +1,4 @@
-"""What is documented exists: commands, promises, dependencies."""
+"""Things that are documented exist: commands, promises, dependencies."""
 
 from __future__ import annotations
 

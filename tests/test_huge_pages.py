@@ -1,4 +1,4 @@
-"""That the memory of a process is the same in large pages, and is in them."""
+"""The memory of a process is the same in large pages, and is in them."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ LEAVES = {
 }
 
 DAEMON_PARTS = {"agents", "backends", "models", "link", "store", "sandbox.client", "host"}
-"""What the services of the daemon are made of."""
+"""Parts that the services of the daemon are made of."""
 AROUND = LEAVES | {"files", "host", "store", "backends", "client", "sandbox.client"}
-"""What the rooms around the services may import: those that install, check, back up and supervise them."""
+"""Imports permitted to the rooms around the services: those that install, check, back up and supervise them."""
 
 ALLOWED: dict[str, set[str]] = {
     # A leaf may use other leaves; `settings` reads the file and the environment, so it is the largest of them.
@@ -244,7 +244,7 @@ ONLY_IN: dict[str, str] = {
 """A name of the standard library → the one module that may use it; whatever else `subprocess` has belongs there too."""
 
 STDLIB = {"asyncio", "os", "subprocess", "pty", "multiprocessing", "psutil", "loop", "_loop", "get_running_loop"}
-"""What those names must hang on to count: `self.fork` of ours is another thing."""
+"""Owners that those names must hang on to count: `self.fork` of ours is another thing."""
 
 
 def uses_of(tree: ast.Module) -> Iterator[tuple[str, int]]:

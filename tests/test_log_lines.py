@@ -164,6 +164,7 @@ def calls(path: Path) -> Iterator[tuple[str, str]]:
         ):
             template = node.args[0]
             assert isinstance(template, ast.Constant), f"{path}:{node.lineno}: the template is computed"
+            assert isinstance(template.value, str)
             yield f"{path.relative_to(HIVE)}:{node.lineno}", template.value
 
 

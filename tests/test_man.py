@@ -9,7 +9,6 @@ import inspect
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_type_hints
@@ -24,7 +23,8 @@ from hive.domain import AgentSpec, DockerSpec, FirecrackerSpec, Limits
 from hive.errors import HiveError
 from hive.settings.file import load_text
 from hive.settings.pool import ModelRow
-from hive.settings.table import SECTIONS, VARIABLES, SettingRow, TenantRow, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS, VARIABLES, TenantRow
 from hive.store import channels, keys
 
 MAN = Path(__file__).parents[1] / "man"
@@ -228,9 +228,10 @@ def test_the_parts_that_are_tables_of_ours_say_what_these_say(page: str, part: s
 
 
 def test_every_setting_is_there_with_sentence_default_and_unit() -> None:
-    """Whatever wrote it: looked for as a reader would."""
+    """A sentence is looked for as a reader would, whatever wrote it."""
     page = " ".join(plain(text_of("hive.conf.5")).replace("*", "").split())
-    for section, struct in {**SECTIONS, "tenant": TenantRow}.items():
+    structs: dict[str, type[msgspec.Struct]] = {**SECTIONS, "tenant": TenantRow}
+    for section, struct in structs.items():
         for row in rows_of(section, struct).values():
             sentence = row.sentence.replace("`", "").replace("*", "").replace("\\", "")
             assert f"{row.key} (" in page
@@ -339,4 +340,4 @@ def rewrite() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rewrite())
+    rewrite()

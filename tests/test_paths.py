@@ -1,4 +1,4 @@
-"""Where a Hive is looked for, and directories that are not what they should be."""
+"""Places in which a Hive is looked for, and directories that are not what they should be."""
 
 from __future__ import annotations
 

@@ -101,6 +101,15 @@ def wrong_openings(source: str) -> list[str]:
 def test_docstrings_open_with_a_verb_or_a_noun(room: str) -> None:
     files = sorted((HIVE / room).rglob("*.py")) if room else sorted(HIVE.glob("*.py"))
     assert files, f"no room hive/{room}"
+    _hold_openings_of(files)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tests"])
+def test_docstrings_of_tests_do_so_too(folder: str) -> None:
+    _hold_openings_of(sorted((ROOT / folder).rglob("*.py")))
+
+
+def _hold_openings_of(files: list[Path]) -> None:
     wrong = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in wrong_openings(path.read_text())]
     assert not wrong, "\n".join(wrong)
 

@@ -1,4 +1,4 @@
-"""What stands before a server on another machine: TLS with a certificate of a test's own authority, a path, a key.
+"""A front before a server on another machine: TLS with a certificate of a test's own authority, a path, a key.
 
 A real nginx, in front of whatever the test has; skipped with the reason where none is installed.
 """

@@ -50,7 +50,7 @@ def _make_system(root: Path, directory: Path, packages: str, size_mb: int, prepa
 
 
 def copy_packages(target: Path) -> None:
-    """What Hive needs to run, from this Python's own packages, and Hive as it is in the working tree."""
+    """Files that Hive needs to run, from this Python's own packages, and Hive as it is in the working tree."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     wanted, here = list(project["dependencies"]), Path(sysconfig.get_path("purelib"))
     taken: set[str] = set()
@@ -75,7 +75,7 @@ def copy_packages(target: Path) -> None:
 def run(
     system: Path, content: Path, *, size_mb: int, append: str, limit_s: float, memory_mb: int = 1024, cores: int = 1
 ) -> tuple[str, str]:
-    """What console.txt and results.json on the disk with `content` say when the machine has switched itself off.
+    """The texts of console.txt and results.json on the disk with `content` when the machine has switched itself off.
 
     `append` is for its kernel. Raises TimeoutExpired, and then the machine is gone as well.
     """

@@ -1,4 +1,4 @@
-"""How the tests are spread over processes (pytest-xdist), and which of them `--quick` runs.
+"""Spreading of the tests over processes (pytest-xdist), and the choice of those that `--quick` runs.
 
 A test file is one piece of work: its module fixtures exist once. The longest files come first, so that no worker is
 left alone with one at the end; how long each takes is in times.json, which `--measure` writes.
@@ -27,20 +27,20 @@ ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")
 """Seconds of each file with tests, from a run of all of them: `{"tests/cli/test_top.py": 1.2}`."""
 UNKNOWN_S = 5.0
-"""What a file is taken for that was not measured yet."""
+"""Seconds that a file is taken for that was not measured yet."""
 SHARED = {"vllm_server": re.compile(r"\bvllm_server\b")}
 """Group → what its files name: a server of the whole run that takes 2 GB and a minute to start. One worker has it."""
 CHOOSING = ("-m", "-k", "-x", "-s", "--exitfirst", "--maxfail", "--lf", "--last-failed", "--sw", "--stepwise")
 """Words of a command line that say: a few tests, and I am looking at them."""
 QUICK_BELOW_S = 2.5
-"""What a file takes at most that `--quick` runs: most tests a second come from those."""
+"""Seconds that a file takes at most that `--quick` runs: most tests a second come from those."""
 QUICK_ROOMS = ("agents", "dialects", "models", "store", "wire")
 """A file of these that was not measured yet is quick: what decides, and what starts nothing dear."""
 ALWAYS_QUICK = (
     *("tests/test_layers.py", "tests/test_docs.py", "tests/test_cli_contract.py"),
     "tests/journeys/test_model_routing.py",
 )
-"""What holds the whole together, and the way of a request through all of it."""
+"""Tests that hold the whole together, and the way of a request through all of it."""
 
 
 @cache
@@ -89,7 +89,7 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def worker_count(words: Sequence[str], cores: int, memory_gib: float = 16.0) -> int:
-    """How many processes run what a command line asks for; 0: the one that was started.
+    """The number of processes that run what a command line asks for; 0: the one that was started.
 
     Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing. One
     more than there are cores, as the tests wait more than they work; each with what it starts has 2 GiB.
@@ -183,7 +183,7 @@ def pytest_make_collect_report(
 
 
 def tried(cases: Sequence[tuple[str, int]]) -> list[bool]:
-    """Whether each case is tried, of tests with their `breadth`: the first of a test, and every n-th from there."""
+    """A mark for each case that is tried, of tests with their `breadth`: the first of a test, then every n-th."""
     count: defaultdict[str, int] = defaultdict(int)
     found = []
     for test, breadth in cases:

@@ -8,7 +8,8 @@ from typing import Protocol
 import msgspec
 
 from hive.domain import Agent, SleepDepth, WakeCause
-from hive.link.messages import Activity, Busy, Closed, PagedOut, Started, Stat
+from hive.link.helper import PagedOut, Started, Stat
+from hive.link.messages import Activity, Busy, Closed
 from hive.link.specs import SandboxSpec
 from hive.settings.table import Settings
 

@@ -13,7 +13,7 @@ import msgspec
 from hive.agents.reconcile import Truth
 from hive.agents.units_text import mib, spoken
 from hive.domain import AgentStatus
-from hive.link.messages import Stat
+from hive.link.helper import Stat
 
 WAKES_ON = "ingress, message, schedule, request or resume"
 

@@ -24,7 +24,8 @@ from hive.agents.wake_queue import WakeQueue
 from hive.agents.waking import Waking
 from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
 from hive.errors import AgentBusy, HiveError, NotFound, NotSupported, Saturated, TimedOut, WrongState
-from hive.link.messages import WENT_DOWN, Open, Refused, Stat
+from hive.link.helper import WENT_DOWN, Stat
+from hive.link.messages import Open, Refused
 
 RETRY_BUSY_S = 1.0
 """An operator's pause tries again on the proxy's `quiet`, and this often in case that got lost with a link."""

@@ -17,7 +17,8 @@ from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus
 from hive.errors import HiveError
-from hive.link.messages import Activity, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Activity
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")

@@ -13,7 +13,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.agents.waking import Waking
 from hive.domain import ALIVE, AT_REST, AgentStatus
 from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
-from hive.link.messages import WENT_DOWN
+from hive.link.helper import WENT_DOWN
 
 log = logging.getLogger("hive.agents")
 

@@ -18,7 +18,8 @@ from hive.agents.reconcile import Truth
 from hive.agents.transition_lock import TransitionLock
 from hive.domain import AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.errors import HiveError, WrongState
-from hive.link.messages import Open, Refused, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Open, Refused
 
 log = logging.getLogger("hive.agents")
 Answer = Callable[[Open | Refused], None]

@@ -19,7 +19,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what wo
 
 def setting_names(incomplete: str) -> list[str]:
     """Completion of SECTION.KEY."""
-    from hive.settings.table import SECTIONS, rows_of
+    from hive.settings.rows import rows_of
+    from hive.settings.table import SECTIONS
 
     names = [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
     return [name for name in names if name.startswith(incomplete)]
@@ -165,7 +166,8 @@ def _changed(answer: Answer) -> str:
 
 def _settings(loaded: Any) -> list[Answer]:
     from hive.settings.file import DEFAULT, NAMED
-    from hive.settings.table import SECTIONS, rows_of
+    from hive.settings.rows import rows_of
+    from hive.settings.table import SECTIONS
 
     sections = [(name, getattr(loaded.settings, name), rows_of(name, struct)) for name, struct in SECTIONS.items()]
     for kind, named in (("tenant", loaded.settings.tenants), ("model", loaded.settings.models)):

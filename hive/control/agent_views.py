@@ -19,7 +19,7 @@ from hive.control.prewarming import Prewarmer
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.errors import HiveError
-from hive.link.messages import Stat
+from hive.link.helper import Stat
 from hive.shapes.agents import AgentChanges, AgentPage, AgentView, ShortPage
 
 VIEWS_AT_ONCE = 200

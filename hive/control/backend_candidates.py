@@ -18,7 +18,7 @@ from hive.backends.switch import STOP_GRACE_S, Target
 from hive.domain import BackendInfo, origin_of
 from hive.errors import DependencyDown, HiveError, LinkLost, NotSupported, UsageError, did_you_mean
 from hive.host.access import NO_ACCESS, RemoteAccess
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import InferenceSection
 

@@ -12,7 +12,7 @@ from hive.agents.sleeper import Sleeper
 from hive.control.changed import Changed, ChangeLog, Ration
 from hive.control.counters import Counters
 from hive.domain import ALIVE
-from hive.link.messages import Stat
+from hive.link.helper import Stat
 
 Stats = dict[str, Stat]
 AskStats = Callable[[list[str]], Awaitable[Stats | None]]

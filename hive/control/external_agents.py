@@ -8,7 +8,7 @@ from hive.agents.effects import HelperVerbs
 from hive.agents.lifecycle import AgentLifecycle
 from hive.domain import ALIVE, RuntimeKind
 from hive.errors import NotSupported
-from hive.link.messages import PagedOut, Started, Stat
+from hive.link.helper import PagedOut, Started, Stat
 from hive.link.specs import SandboxSpec
 
 

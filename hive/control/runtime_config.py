@@ -12,8 +12,9 @@ from hive.control.effects import DaemonEffects
 from hive.link.messages import RuntimeSettings
 from hive.link.proxy_link import ProxyGates
 from hive.settings.file import DEFAULT, SettingOrigin
+from hive.settings.rows import SettingRow, rows_of
 from hive.settings.runtime import checked, variable_of, with_runtime
-from hive.settings.table import SECTIONS, SettingRow, Settings, rows_of
+from hive.settings.table import SECTIONS, Settings
 from hive.shapes.system import Setting
 from hive.store import runtime_settings
 from hive.store.database import Database

@@ -31,7 +31,8 @@ from hive.domain import (
 from hive.errors import HiveError
 from hive.host.memory import MemInfo, Pressure, ZramDevice
 from hive.host.nvml import MIB, GpuState, MigDevice, ProcessOnGpu, SeenGpus
-from hive.link.messages import Activity, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Activity
 from hive.link.specs import RuntimeCapabilities
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Proxy, Settings

@@ -6,7 +6,8 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from hive.settings.table import SECTIONS, SettingRow, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS
 
 WIDTH = 100
 SET = {"sandbox.policy": "/etc/hive/sandbox.toml"}

@@ -17,10 +17,7 @@ from typing import Protocol, TypeVar, cast
 from hive.errors import HiveError, LinkLost, TimedOut, by_code
 from hive.link.framing import Envelope, FrameError, Unpacker, pack
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AnyMessage,
-    Failed,
-)
+from hive.link.messages import AnyMessage, Failed
 
 Answer = TypeVar("Answer", bound=LinkMessage)
 

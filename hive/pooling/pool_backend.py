@@ -17,7 +17,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.backends.entries import GGUF, ModelEntry
 from hive.domain import BackendKind
 from hive.errors import BackendTimeout, HiveError, WrongState
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import charged_in, with_measured
 from hive.pool.moves import LoadSlot, RefuseWaiting

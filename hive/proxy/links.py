@@ -14,6 +14,8 @@ from functools import partial
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import DependencyDown, HiveError, NotFound
 from hive.link.client import LinkClient
+from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
+from hive.link.helper import Listener as ListenerIs
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -21,7 +23,6 @@ from hive.link.messages import (
     AgentGone,
     AgentIs,
     AskActivity,
-    AskListeners,
     Asleep,
     BackendChanged,
     Busy,
@@ -29,12 +30,9 @@ from hive.link.messages import (
     CloseBackend,
     Closed,
     DaemonTable,
-    Dial,
-    Dialled,
     Done,
     Hello,
     Leaving,
-    ListenerGone,
     Marks,
     Open,
     OpenBackend,
@@ -45,7 +43,6 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
-from hive.link.messages import Listener as ListenerIs
 from hive.link.pool import CloseSlotGate, SlotCrashed, SlotIs, Slots
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest

@@ -15,15 +15,12 @@ from typing import NamedTuple, TextIO
 
 from hive.domain import is_name
 from hive.link.execution import Execute
-from hive.link.link import Link, LinkReply
-from hive.link.message import LinkMessage
-from hive.link.messages import (
+from hive.link.helper import (
     AskListeners,
     BackendStart,
     BackendStop,
     Confirm,
     Define,
-    Failed,
     Freeze,
     PageOut,
     Reconcile,
@@ -32,6 +29,9 @@ from hive.link.messages import (
     Stop,
     Thaw,
 )
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
+from hive.link.messages import Failed
 from hive.link.server import peer_of
 from hive.link.slots import SlotStart, SlotStop
 from hive.sandbox import home

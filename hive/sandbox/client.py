@@ -14,9 +14,7 @@ from hive.domain import BackendKind, RuntimeKind
 from hive.errors import HiveError, LinkLost
 from hive.link.client import LinkClient
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize, TerminalSize
-from hive.link.link import Link, LinkReply
-from hive.link.message import LinkMessage
-from hive.link.messages import (
+from hive.link.helper import (
     AskBackend,
     AskBackendLog,
     AskRuntimes,
@@ -28,11 +26,9 @@ from hive.link.messages import (
     Confirm,
     Define,
     Defined,
-    Done,
     Ended,
     Freeze,
     Frozen,
-    Hello,
     PagedOut,
     PageOut,
     ProxyStats,
@@ -48,6 +44,9 @@ from hive.link.messages import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
+from hive.link.messages import Done, Hello
 from hive.link.slots import (
     AskSlotLog,
     AskSlots,

@@ -21,7 +21,7 @@ from typing import Any
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host.engine import ANSWER_S, Engine
 from hive.host.process import ProcessTable, wait_until_over
-from hive.link.messages import PagedOut, Stat
+from hive.link.helper import PagedOut, Stat
 from hive.sandbox import pageout
 from hive.sandbox.container_exec import enter_container
 from hive.sandbox.container_group import ContainerGroup, GroupUsage

@@ -18,7 +18,7 @@ from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, Satur
 from hive.host.cgroup import state_label
 from hive.host.engine import Engine, filters
 from hive.host.process import Identity, ProcessTable, boot_id, identify
-from hive.link.messages import dialled
+from hive.link.helper import dialled
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import container_log, container_spec, home, pageout
 from hive.sandbox.container import RunningContainer

@@ -34,7 +34,7 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.firecracker import ask_version, why_not_pause, why_too_old
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, ProcessTable, identify, spawn
-from hive.link.messages import dialled
+from hive.link.helper import dialled
 from hive.link.server import PATH_MAX_BYTES
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout, vmm

@@ -11,16 +11,9 @@ import time
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown
 from hive.host import systemd
+from hive.link.helper import AskBackend, AskBackendLog, BackendIs, BackendLog, BackendStart, BackendStop
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskBackend,
-    AskBackendLog,
-    BackendIs,
-    BackendLog,
-    BackendStart,
-    BackendStop,
-    Done,
-)
+from hive.link.messages import Done
 from hive.sandbox.unit_groups import UnitGroups
 
 UNITS: dict[BackendKind, str] = {

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from hive.domain import INNER_PORT
 from hive.errors import BadRequest, WrongState
+from hive.link.helper import Listener, ListenerGone
 from hive.link.link import Link
-from hive.link.messages import Listener, ListenerGone
 from hive.link.server import PATH_MAX_BYTES, bind_private
 from hive.sandbox.jail import bind_in, unlink_in
 

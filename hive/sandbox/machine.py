@@ -21,7 +21,7 @@ from hive.errors import HiveError, NotSupported, TimedOut, WrongState
 from hive.host.firecracker import why_not_pause
 from hive.host.limits import Fence
 from hive.host.process import ProcessTable, exit_code, wait_until_over
-from hive.link.messages import PagedOut, Stat
+from hive.link.helper import PagedOut, Stat
 from hive.sandbox import pageout, vmm
 from hive.sandbox.dialling import to_vmm
 from hive.sandbox.log_pipes import AgentOutput

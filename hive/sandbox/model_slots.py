@@ -20,8 +20,9 @@ from hive.backends.entries import entries_of, started_entries
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
+from hive.link.helper import BackendLog
 from hive.link.message import LinkMessage
-from hive.link.messages import BackendLog, Done
+from hive.link.messages import Done
 from hive.link.slots import (
     AskSlotLog,
     AskSlots,

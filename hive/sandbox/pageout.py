@@ -19,7 +19,7 @@ from hive.host.memory import advise_pageout, held_by, read_memory
 from hive.host.paging import NOT_PERMITTED, choose
 from hive.host.paging import why_not as why_not  # what every runtime asks, beside `page_out`
 from hive.host.process import Identity, identify, write_control
-from hive.link.messages import PagedOut
+from hive.link.helper import PagedOut
 
 MIB = 1024 * 1024
 SLICE_BYTES = 4 * MIB

@@ -22,7 +22,7 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import FilterRules
 from hive.host.process import Identity, ProcessTable, exit_code, identify, spawn, wait_until_over
-from hive.link.messages import PagedOut, Stat, dialled
+from hive.link.helper import PagedOut, Stat, dialled
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port

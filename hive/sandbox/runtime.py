@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from hive.host.process import Identity, ProcessTable
-from hive.link.messages import PagedOut, Stat
+from hive.link.helper import PagedOut, Stat
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 
 

@@ -29,10 +29,7 @@ from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import ProcessTable, identify, raise_descriptor_limit
 from hive.link.execution import EndExecution, Execute, Resize
-from hive.link.link import Link, LinkReply, failed
-from hive.link.message import LinkMessage
-from hive.link.messages import (
-    PROTOCOL,
+from hive.link.helper import (
     WENT_DOWN,
     AskListeners,
     AskRuntimes,
@@ -44,10 +41,8 @@ from hive.link.messages import (
     Defined,
     Dial,
     Dialled,
-    Done,
     Ended,
     Freeze,
-    Hello,
     PageOut,
     ProxyStats,
     Reaped,
@@ -60,6 +55,9 @@ from hive.link.messages import (
     Thaw,
     ThawedAlone,
 )
+from hive.link.link import Link, LinkReply, failed
+from hive.link.message import LinkMessage
+from hive.link.messages import PROTOCOL, Done, Hello
 from hive.link.server import LinkServer
 from hive.link.slots import SlotMoved, SlotProcess
 from hive.sandbox import inference_units, model_slots

@@ -17,17 +17,10 @@ from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
 from hive.host.process import ProcessTable
 from hive.link.execution import Execute
+from hive.link.helper import Ended, Frozen, PagedOut, Started, Stat, Thawed
 from hive.link.link import Link
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Done,
-    Ended,
-    Frozen,
-    PagedOut,
-    Started,
-    Stat,
-    Thawed,
-)
+from hive.link.messages import Done
 from hive.link.specs import SandboxSpec
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.entering import Enterable, EnteredProgram, command_inside

@@ -37,7 +37,7 @@ from hive.host import netns, packet_filter, systemd
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1, own_cgroup
 from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs
 from hive.host.process import Identity, ProcessTable, boot_id, identify
-from hive.link.messages import PagedOut, dialled
+from hive.link.helper import PagedOut, dialled
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups

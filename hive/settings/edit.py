@@ -9,7 +9,8 @@ import re
 from typing import NamedTuple
 
 from hive.settings.file import NAMED, ConfLine, named_section, read
-from hive.settings.table import SECTIONS, SettingRow, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS
 
 _KEY_LINE = re.compile(r"(\s*[^=:\s][^=:]*?\s*[=:]\s*)(.*?)(\s*)")
 _COMMENTED = re.compile(r"\s*[#;]\s*([^=:\s][^=:]*?)\s*[=:].*")

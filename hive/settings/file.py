@@ -18,7 +18,8 @@ from hive.domain import is_name
 from hive.errors import ConfigError, did_you_mean
 from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
 from hive.settings.pool import OLLAMA, ModelRow, as_ollama, slot_id, why_not_described
-from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, SettingRow, Settings, TenantRow, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, Settings, TenantRow
 
 _TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
 """The environment's name for what one tenant may have: `TENANT_RATE_LIMIT_acme`."""

@@ -12,7 +12,8 @@ import msgspec
 
 from hive.errors import BadRequest, WrongState, did_you_mean
 from hive.settings.file import parse
-from hive.settings.table import SECTIONS, SettingRow, Settings, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS, Settings
 
 
 def rows() -> dict[str, SettingRow]:

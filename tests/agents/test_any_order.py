@@ -158,7 +158,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def daemon_dies(self) -> None:
-        """What waited for this daemon is gone with it; the proxy asks the next one again."""
+        """Ends the daemon: what waited for it is gone with it; the proxy asks the next one again."""
         self.world.crash()
         self.asked.clear()
         self.answers.clear()
@@ -185,7 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.depth_is_true()
 
     def depth_is_true(self) -> None:
-        """What is recorded deep is deep, and what was to become so does where nothing is in its way."""
+        """Checks that an agent recorded deep is deep, and that one to become so does where nothing is in its way."""
         life, helper = self.world.life, self.world.helper
         if life.agent.depth_goal is SleepDepth.DEEP and life.status is PAUSED:
             self.world.run(life.go_deep())

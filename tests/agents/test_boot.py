@@ -9,7 +9,8 @@ import pytest
 from hive.agents.boot import why_started
 from hive.agents.starting import HIVE
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, Tier
-from hive.link.messages import WENT_DOWN, Open
+from hive.link.helper import WENT_DOWN
+from hive.link.messages import Open
 from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 from tests.fakes.lives import PAUSED, RUNNING, agree, asleep, started, wake
 from tests.fakes.many_agents import ManyWorld
@@ -252,7 +253,7 @@ def test_a_crash_loop_says_how_often_why_and_when_next(loop: VirtualLoop) -> Non
         assert restarts.next_at is not None
         assert world.record.reason.startswith("exited with 3; ")
         loop.spend(5)
-        assert (world.life.status, restarts.next_at) == (RUNNING, None)
+        assert (world.life.status, restarts.next_at) == (RUNNING, None)  # type: ignore[comparison-overlap]
     assert world.record.reason.startswith("started, pid ")
     loop.spend(120)
     assert (restarts.count, world.life.recent_ends) == (3, 0)

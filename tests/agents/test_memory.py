@@ -13,13 +13,14 @@ from hive.agents.sleeper import Sleeper
 from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import NotSupported
-from hive.link.messages import Open, Refused, Stat
+from hive.link.helper import Stat
+from hive.link.messages import Open, Refused
 from tests.fakes.agent_world import VirtualLoop
 from tests.fakes.many_agents import MIB, ManyWorld
 
 RUNNING, PAUSED, LIGHT, DEEP = AgentStatus.RUNNING, AgentStatus.PAUSED, SleepDepth.LIGHT, SleepDepth.DEEP
 DEADLINE_S = 5.0
-"""How long the proxy lets a request wait for its agent (`gate_wait_s`)."""
+"""Time for which the proxy lets a request wait for its agent (`gate_wait_s`)."""
 
 
 def make(loop: VirtualLoop, **world: Any) -> ManyWorld:
@@ -195,7 +196,7 @@ def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: V
 
 
 def test_without_knowing_the_memory_all_come_back_at_once(loop: VirtualLoop) -> None:
-    """What the line is for: the same twenty on the same host, whose kernel does not say what is available."""
+    """The reason for the line: the same twenty on the same host, whose kernel does not say what is available."""
     world, lives = twenty(loop, total_mb=600 + 256 + 5 * 270)
     world.memory = HostMemory  # type: ignore[method-assign]
     calls = Calls(loop, lives)
@@ -306,7 +307,7 @@ def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: Vi
     sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
     life = loop.do(lambda: world.add("bob", idle_s=20))
     loop.spend(25)
-    loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
+    loop.run_until_complete(outcome_of(sleeper.check()))
     loop.spend(2)
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
@@ -320,7 +321,7 @@ def test_how_much_it_computed_long_ago_is_not_what_it_costs_now(loop: VirtualLoo
     for cpu_us in (0, 500_000):
         loop.spend(1)
         world.helper.held[life.agent.id].cpu_us = cpu_us
-        loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
+        loop.run_until_complete(outcome_of(sleeper.check()))
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 50.0 % of a core")
     loop.spend(1000)

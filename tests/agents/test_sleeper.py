@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus
+from hive.link.helper import Stat
 from hive.link.messages import Activity
 from hive.settings.table import InferenceSection, Settings, Sleep
 from tests.fakes.agent_world import MemoryWorld, VirtualLoop
@@ -53,7 +55,7 @@ def test_an_agent_without_any_activity_sleeps_after_its_idle_time(night: Night) 
     night.loop.spend(19)
     assert night.status is AgentStatus.RUNNING
     night.loop.spend(7)
-    assert night.status is AgentStatus.PAUSED
+    assert night.status is AgentStatus.PAUSED  # type: ignore[comparison-overlap]
     assert night.world.helper.state == "frozen"
 
 
@@ -62,7 +64,7 @@ def test_an_agent_that_computes_is_left_awake_until_it_stops(night: Night) -> No
         night.world.helper.cpu_us += 500_000
         timers.append(night.loop.call_later(1, burn))
 
-    timers = []
+    timers: list[asyncio.TimerHandle] = []
     night.loop.do(burn)
     night.loop.spend(60)
     assert night.why == "awake: computing, 50.0 % of a core (quiet is under 2 %)"
@@ -75,7 +77,7 @@ def test_cpu_time_is_not_asked_for_while_the_agent_is_far_from_idle(night: Night
     asked: list[float] = []
     stat = night.world.helper.stat
 
-    async def counted(agents: list[str]) -> object:
+    async def counted(agents: list[str]) -> dict[str, Stat]:
         asked.append(round(night.loop.time() - 1000))
         return await stat(agents)
 
@@ -107,7 +109,7 @@ def test_one_that_is_kept_awake_says_for_how_long_and_by_whom(night: Night) -> N
     night.loop.spend(530)
     assert night.status is AgentStatus.RUNNING
     night.loop.spend(20)
-    assert night.status is AgentStatus.PAUSED
+    assert night.status is AgentStatus.PAUSED  # type: ignore[comparison-overlap]
 
 
 def test_who_sleeps_long_enough_sleeps_deep(night: Night) -> None:
@@ -128,7 +130,7 @@ def test_nothing_is_asked_of_anybody_while_all_sleep(night: Night) -> None:
 
 
 def test_a_woken_agent_is_measured_anew(night: Night) -> None:
-    """What it burnt before it slept is no reason to keep it awake, nor what it did while it woke up."""
+    """CPU time from before it slept is no reason to keep it awake, nor that of its wake."""
     night.loop.spend(30)
     assert night.status is AgentStatus.PAUSED
     night.world.run(night.world.life.resume("uid:0"))
@@ -147,4 +149,4 @@ def test_without_proxy_or_helper_nobody_is_put_to_sleep_and_the_check_goes_on(ni
     assert night.status is AgentStatus.RUNNING
     night.loop.do(night.world.gates.connect)
     night.loop.spend(30)
-    assert night.status is AgentStatus.PAUSED
+    assert night.status is AgentStatus.PAUSED  # type: ignore[comparison-overlap]

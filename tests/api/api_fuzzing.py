@@ -1,4 +1,4 @@
-"""What schemathesis is told besides the API's description and api_fuzzing.toml.
+"""Hooks for schemathesis, besides the API's description and api_fuzzing.toml.
 
 - Answers are held to every field: a description lets a client meet fields it does not know, the code may give none.
 - A value that is right, but would take long or meet nothing, is replaced by another one that is right. What is wrong
@@ -74,7 +74,7 @@ def _quick(operation: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(operation: str, path: dict[str, Any], body: Any) -> dict[str, Any]:
-    """What is there instead of what is not; every fourth time what was thought of."""
+    """A name that exists instead of one that does not; every fourth time the one that was thought of."""
     turn, found = next(_turn), dict(path)
     if turn % 4 == 0:
         return found

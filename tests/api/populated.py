@@ -72,7 +72,7 @@ UNDER_WAY = ["e1-1", "e1-2"]
 
 
 class Where(NamedTuple):
-    """Where one of these is, and the token of an admin."""
+    """The address of one of these, and the token of an admin."""
 
     url: str
     token: str

@@ -196,7 +196,7 @@ REACHES_FURTHER = [
 
 
 def test_what_a_fuzzer_makes_up_cannot_be_run_opened_or_reached(live: Live) -> None:
-    """What test_schemathesis.py relies on: not the fuzzer, the daemon it asks is bounded."""
+    """The ground of test_schemathesis.py: not the fuzzer, the daemon it asks is bounded."""
     for handler, body, status, said in REACHES_FURTHER:
         answer = live.answer(Asked(handler, body=body))
         assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text

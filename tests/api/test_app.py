@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 
 
 def raw(path: Path, request: bytes) -> bytes:
-    """What the server answers to these bytes until it closes."""
+    """The server's answer to these bytes until it closes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(10)
         sock.connect(str(path))
@@ -448,7 +448,7 @@ def public_dir() -> Iterator[Path]:
 
 
 def ask_as(path: Path, request: str, *, user: int, groups: list[int]) -> subprocess.CompletedProcess[str]:
-    """What this user is answered there; stderr says why it could not ask."""
+    """The answer that this user gets there; stderr says why it could not ask."""
     program = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
         "s.sendall(sys.argv[2].encode() + b' HTTP/1.0\\r\\n\\r\\n');"

@@ -1,4 +1,4 @@
-"""What the API makes of HTTP itself: methods, media types, bodies and names that nobody sends by accident."""
+"""HTTP itself at the API: methods, media types, bodies and names that nobody sends by accident."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_a_body_that_says_nothing_of_itself_is_taken(ask: Asking) -> None:
     ],
 )
 async def test_a_body_that_says_something_else_is_415(ask: Asking, head: dict[str, str]) -> None:
-    """What a page of the web may send anywhere without asking is none of these: a form, or text."""
+    """A page of the web may send none of these anywhere without asking: it may send a form, or text."""
     assert (await ask("POST", "/api/agents", SPEC, **head)).code == "unsupported_media_type"
 
 
@@ -211,7 +211,7 @@ async def test_a_member_that_is_there_twice_is_named(ask: Asking) -> None:
 
 
 async def test_a_name_that_is_nobodys_is_told_without_its_bytes(ask: Asking) -> None:
-    """What was sent is in the answer as JSON writes it: no terminal is cleared by it."""
+    """Names that were sent are in the answer as JSON writes them: no terminal is cleared by one."""
     answer = await ask("GET", "/api/agents/%1b%5b2J%0d%0aX-A:%20b")
     assert b"\x1b" not in answer.body
     assert "x-a" not in answer.head

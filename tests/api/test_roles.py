@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
     api: TcpApi
     tokens: dict[str, str | None]
-    """What no token is any good as, by why."""
+    """Texts that are no good as a token, by why."""
     good: dict[Role, str]
     socket: Path
 

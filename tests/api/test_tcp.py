@@ -80,7 +80,7 @@ async def test_one_host_field_is_wanted(api: TcpApi, fields: bytes) -> None:
 
 @pytest.mark.parametrize("target", [b"http://evil.test/api/health", b"http://localhost/api/health"])
 async def test_a_target_with_a_host_in_it_is_refused(api: TcpApi, target: bytes) -> None:
-    """That host is the one that counts (RFC 9112 §3.2.2), and Host was the one that was checked."""
+    """The host in the target counts (RFC 9112 §3.2.2), and Host was the one that was checked."""
     token = (await api.token("a", Role.ADMIN)).encode()
     with api.connect() as sock:
         request = b"GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n"
@@ -309,7 +309,7 @@ async def test_trailers_are_bounded_like_a_head(api: TcpApi) -> None:
 
 
 def _pour(sock: socket.socket, begun: bytes, most: int) -> int:
-    """How many bytes went out before the other side had enough."""
+    """The number of bytes that went out before the other side had enough."""
     sent = 0
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(begun)

@@ -22,7 +22,7 @@ LIST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 async def asked(path: Path) -> tuple[int, Any]:
-    """What the agent at this socket is answered, by the proxy."""
+    """The answer that the agent at this socket gets from the proxy."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(LIST)
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")

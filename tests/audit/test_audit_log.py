@@ -287,7 +287,7 @@ async def test_rows_that_somebody_removed_and_called_pruned_are_missed(database:
     await journal.close()
 
     def forge(conn: sqlite3.Connection) -> None:
-        """What `prune` does, and nothing noted."""
+        """Prunes as `prune` does, and notes nothing."""
         audit.prune(conn, audit.head(conn), now=1.0)
 
     await database.write(forge)
@@ -348,7 +348,7 @@ async def test_what_the_hive_command_did_is_taken_in_at_the_start_and_when_someb
 async def test_rows_that_nothing_takes_along_and_acts_are_written_soon(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What only Hive did, like `proxy.lost`, waited in memory for the next change of an agent, and a kill lost it."""
+    """Acts of Hive alone, like `proxy.lost`, waited in memory for the next change of an agent, and a kill lost them."""
     monkeypatch.setattr("hive.audit.audit_log.WRITE_S", 0.01)
     journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     running = asyncio.ensure_future(journal.run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ async def test_a_backend_tells_its_health_version_and_dialects(
         ),
     ],
 )
-async def test_models_come_in_the_backends_own_order_and_names(kind: BackendKind, expected: dict) -> None:
+async def test_models_come_in_the_backends_own_order_and_names(kind: BackendKind, expected: dict[str, Any]) -> None:
     with fake_backend(kind, "--models", "zeta:1b,meta/alpha x") as server:
         models = await open_backend(kind, server.address).models()
     owners = {"zeta:1b": "library", "meta/alpha x": "meta"}

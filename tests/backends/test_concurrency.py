@@ -1,4 +1,4 @@
-"""How many requests a backend works on at once: from where, and what contradicts it."""
+"""The number of requests a backend works on at once: its source, and what contradicts it."""
 
 from __future__ import annotations
 

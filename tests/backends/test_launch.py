@@ -1,4 +1,4 @@
-"""How the three inference servers are started; one of them is, and answers."""
+"""The start of the three inference servers; one of them is started for real, and answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,7 +72,7 @@ def test_vllm_has_the_flags_of_the_original_specification() -> None:
         ({"default_model": "llama3.2"}, ["--served-model-name", "llama3.2"]),
     ],
 )
-def test_each_setting_of_vllm_is_in_its_command(setting: dict[str, object], flags: list[str]) -> None:
+def test_each_setting_of_vllm_is_in_its_command(setting: dict[str, Any], flags: list[str]) -> None:
     command = list(started(BackendKind.VLLM, **setting).command)
     assert [flag for flag in flags if flag not in command] == []
     assert command[command.index(flags[0]) :][: len(flags)] == flags

@@ -80,7 +80,7 @@ async def test_an_ollama_is_asked_to_load_nothing_that_it_would_send_on(ollama: 
     """The question has no prompt, and would reach the host of the stub all the same."""
     backend = open_backend(BackendKind.OLLAMA, ollama.address)
     await backend.load("tiny")
-    assert await backend.loaded() == {"tiny:latest"}
+    assert await backend.loaded() == frozenset({"tiny:latest"})
     for ask in (backend.load, backend.unload):
         with pytest.raises(NotSupported, match="would leave this box"):
             await ask("work-helper")

@@ -1,4 +1,4 @@
-"""Which files are a whole model: GGUF and Hugging Face's layout, and each way of being none."""
+"""Files that are a whole model: GGUF and Hugging Face's layout, and each way of being none."""
 
 from __future__ import annotations
 

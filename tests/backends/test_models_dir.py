@@ -111,7 +111,7 @@ def test_a_disk_without_room_is_said_before_anything_is_written(place: Place) ->
 
 
 def test_whoever_is_killed_in_the_middle_leaves_nothing_half(place: Place, tmp_path: Path) -> None:
-    """What lies there then is two directories deep, where llama-server's router does not look."""
+    """Files there are then two directories deep, where llama-server's router does not look."""
     model = place.model("x.gguf", size=1 << 20)
     program = f"""
 import sys, time

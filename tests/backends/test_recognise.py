@@ -1,4 +1,4 @@
-"""Which server it is, told by its answers alone."""
+"""The recognition of a server by its answers alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real server tells of its model, as Hive keeps it and passes it on."""
+"""Facts that a real server tells of its model, as Hive keeps them and passes them on."""
 
 from __future__ import annotations
 

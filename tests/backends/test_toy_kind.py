@@ -221,7 +221,7 @@ def test_its_places_are_its_own_word() -> None:
 
 
 def test_a_registered_kind_is_no_service_and_is_not_started() -> None:
-    """What root starts is a fixed list: it does not grow by registration."""
+    """The list of what root starts is fixed: it does not grow by registration."""
     assert "toy" not in (*SERVICES, *STARTED)
     with pytest.raises(ValueError, match="no program that settings describe"):
         launch("toy", InferenceSection(), {})

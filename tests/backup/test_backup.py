@@ -102,7 +102,7 @@ def model_file(place: HiveFiles, name: str, text: str = "") -> Path:
 
 
 def tree_of(place: HiveFiles) -> dict[str, bytes]:
-    """What a Hive is: of the database its agents, because SQLite may write the same in other bytes."""
+    """The content of a Hive: of the database its agents, because SQLite may write the same in other bytes."""
     found = {}
     for part in (*place.parts.values(), *place.models()):
         if part.path.exists():

@@ -9,6 +9,6 @@ ANY = Opening()
 
 
 def read_body(text: bytes, rules: FieldRules, want: Want, opening: Opening = ANY, *, on_loop: bool = False) -> Asked:
-    """What goes upstream, and what is known of it. Raises what the two steps raise."""
+    """Reads as both steps do: the body that goes upstream, and what is known of it. Raises what the two steps raise."""
     opened = open_body(text, rules, opening)
     return complete(opened, want, opened.named.model, on_loop=on_loop)

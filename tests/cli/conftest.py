@@ -29,7 +29,7 @@ from tests.fakes.programs import Program, fake_ollama
 CLOSED_PORT = 1
 """Nobody listens there."""
 OUTPUT = "one\\ntwo\\n\\033]0;evil\\007three\\n"
-"""What alice and busy-bob print when they start, for printf."""
+"""Lines that alice and busy-bob print when they start, for printf."""
 COMMAND = ["/bin/sh", "-c", f"printf '{OUTPUT}'; exec sleep 1000"]
 BUSY = Activity(in_flight=1)
 SETTINGS = Settings(
@@ -53,7 +53,7 @@ NUMBERS = itertools.count(1)
 
 
 class Said(NamedTuple):
-    """How one call ended."""
+    """The end of one call."""
 
     code: int
     out: str
@@ -101,13 +101,13 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.fixture
 def proxy_port() -> int:
-    """Where the proxy is said to listen."""
+    """The port at which the proxy is said to listen."""
     return CLOSED_PORT
 
 
 @pytest.fixture
 def ingress_port() -> int:
-    """Where the proxy is said to listen for callers of agents."""
+    """The port at which the proxy is said to listen for callers of agents."""
     return CLOSED_PORT
 
 

@@ -126,8 +126,8 @@ def test_logs_cannot_steer_the_terminal(hive: Hive, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_agent_is_created_from_flags(hive: Hive) -> None:
-    flags = ("--port", "9001", "--tier", "high", "--idle", "0", "-e", "A=1", "-e", "B==", "--restart", "on-failure")
-    flags += ("--cid", "5")
+    flags = ["--port", "9001", "--tier", "high", "--idle", "0", "-e", "A=1", "-e", "B==", "--restart", "on-failure"]
+    flags += ["--cid", "5"]
     said = hive("agent", "create", "carol", *flags, "--json", "--", "sleep", "--json", "9")
     assert said.code == 0
     view = said.json
@@ -139,8 +139,8 @@ def test_an_agent_is_created_from_flags(hive: Hive) -> None:
 
 
 def test_a_container_is_created_from_the_flags_a_docker_user_expects(hive: Hive) -> None:
-    flags = ("--image", "python:3.12-slim", "--memory", "1.5g", "--cpus", "1.5", "--pids", "64", "--no-network")
-    flags += ("--mount", "/srv/data:/data:ro", "--autostart", "--restart", "unless-stopped")
+    flags = ["--image", "python:3.12-slim", "--memory", "1.5g", "--cpus", "1.5", "--pids", "64", "--no-network"]
+    flags += ["--mount", "/srv/data:/data:ro", "--autostart", "--restart", "unless-stopped"]
     view = hive("agent", "create", "carol", *flags, "--json").json
     assert (view["runtime"], view["command"], view["egress"], view["autostart"]) == ("docker", [], [], True)
     assert view["limits"] == {"memory_mb": 1536, "cpu": 1.5, "pids": 64, "files": None}

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from hive.cli.doctor import WIDTH, as_text
-from hive.doctor.doctor import CHECKS, Result, Status
+from hive.doctor.checks.check import Status
+from hive.doctor.doctor import CHECKS, Result
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
 
-def some(status: Status, **changes: str) -> Result:
+def some(status: Status, **changes: Any) -> Result:
     return Result(**{"name": "sandbox.firecracker", "reason": "it is so", **changes}, status=status)
 
 

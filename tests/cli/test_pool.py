@@ -59,7 +59,7 @@ class PoolOfTwo(Box):
         await self.start_real_proxy()
 
     async def end(self) -> None:
-        """What was started is ended too."""
+        """Ends what was started, too."""
         if self.daemon is not None:
             for slot in self.services.pool.view()["slots"]:
                 await self.daemon._helper.slot_stop(slot["id"], grace_s=0)

@@ -13,7 +13,7 @@ Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
 
-ENDED = {
+ENDED: dict[str, Any] = {
     "model": "tiny",
     "tokens_in": 1200,
     "tokens_out": 8,

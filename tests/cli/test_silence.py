@@ -17,7 +17,7 @@ from hive.cli import status
 from hive.cli.main import main
 from hive.conditions import TABLE, FoundCondition, Where, conditions_in, fix_of
 from hive.doctor import offline_status
-from hive.doctor.checks.target import TargetKind
+from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.offline_status import (
     DOWN,
     HANGS,
@@ -52,7 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def runtime(state: Path) -> Iterator[Path]:
-    """Where its sockets would be."""
+    """The path at which its sockets would be."""
     path = runtime_dir(state, os.geteuid(), os.environ)
     path.mkdir(parents=True, mode=0o700)
     yield path
@@ -84,7 +84,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def last_lines(text: str) -> list[str]:
-    """What is wrong and what to type."""
+    """The fault and what to type."""
     return text.rstrip("\n").partition("\n\n")[2].splitlines()
 
 
@@ -180,7 +180,7 @@ def test_where_there_is_no_hive_at_all_it_says_how_one_begins(
 ) -> None:
     monkeypatch.delenv("HIVE_SOCKET")
     monkeypatch.setattr("hive.paths.APPLIANCE_RUNTIME", tmp_path / "run")
-    monkeypatch.setattr(offline_status, "find", lambda **_: offline_status.Subject(kind=TargetKind.NONE))
+    monkeypatch.setattr(offline_status, "find", lambda **_: Subject(kind=TargetKind.NONE))
     said = no_daemon("status")
     assert said.code == 5
     assert last_lines(said.out) == ["no Hive runs here, and none is installed", "    hive up --demo"]
@@ -329,6 +329,12 @@ def test_a_daemon_that_is_older_than_codes_is_understood() -> None:
 
 
 def test_a_code_that_this_command_does_not_know_is_told_as_the_daemon_tells_it() -> None:
-    newer = {"code": "newer", "severity": "error", "text": "it is so", "fix": "do it", "facts": {"why": "because"}}
+    newer: dict[str, Any] = {
+        "code": "newer",
+        "severity": "error",
+        "text": "it is so",
+        "fix": "do it",
+        "facts": {"why": "because"},
+    }
     [one] = conditions_in({"conditions": [newer]})
     assert one.at(BOX) == FoundCondition(**newer)

@@ -62,7 +62,13 @@ def test_what_others_chose_does_not_steer_the_terminal() -> None:
     """A backend's version and an event's reason were printed as they came, escape sequences and all."""
     event = {"at": 0.0, "kind": "agent.error", "name": "bob", "reason": "no such command: \x1b]0;x\x07"}
     backend = {"backend": "ollama", "label": "", "address": "h:1", "backend_version": "1\x1b[2J", "running": True}
-    unknown = {"slots": None, "slots_from": "no limit", "priority": False, "prefix_cache": "none", "warning": ""}
+    unknown: dict[str, Any] = {
+        "slots": None,
+        "slots_from": "no limit",
+        "priority": False,
+        "prefix_cache": "none",
+        "warning": "",
+    }
     unknown["capabilities"] = {"endpoints": None, "fields": ["\x1b[2J"], "found": ""}
     for shown in (status._event(event), status._backend({**backend, **unknown, "models": [], "switch": None})):
         assert "\x1b" not in shown

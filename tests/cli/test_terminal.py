@@ -67,7 +67,9 @@ class Terminal:
         fcntl.ioctl(of_program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hive", *words, "--socket", str(socket)],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), of_program),
+            stdin=of_program,
+            stdout=of_program,
+            stderr=of_program,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             start_new_session=True,
             env={**os.environ, "TERM": "dumb"},
@@ -84,7 +86,7 @@ class Terminal:
         return self.until(word, again="\x03")
 
     def until(self, word: str, *, again: str = "") -> str:
-        """What was shown until `word` was, which is not shown again by the next."""
+        """The output until `word` was shown; the next call does not show it again."""
         ends, typed_at = time.monotonic() + WITHIN_S, 0.0
         while word not in self.shown:
             if again and time.monotonic() - typed_at > 1:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,9 @@ def read(text: str) -> list[dict[str, str]]:
 @pytest.fixture
 def hive(hive: Hive) -> Hive:
     """With three requests of alice's and a smaller one of busy-bob's, an hour later."""
-    costs = {name: f"=a {name}\x1b[2J" for name in ("tenant", "model", "backend")}
+    costs: dict[str, Any] = {name: f"=a {name}\x1b[2J" for name in ("tenant", "model", "backend")}
     hive.daemon.do(spend(hive.box, "alice", 3, tokens_in=400, tokens_out=12, at=HOURS[0] + 60, **costs))
-    small = {"tenant": "t", "model": "m", "backend": "b"}
+    small: dict[str, Any] = {"tenant": "t", "model": "m", "backend": "b"}
     hive.daemon.do(spend(hive.box, "busy-bob", tokens_in=10, tokens_out=0, at=HOURS[1] + 60, **small))
     return hive
 

@@ -97,7 +97,7 @@ class Units(ServiceCandidates):
         self.broken: dict[str, str] = {}
         self.calls: list[str] = []
         self.printed = ""
-        """What stands at the end of each service's output."""
+        """The last line of each service's output."""
 
     def target(self, kind: str) -> Target:
         return Target(kind, str(self.folder / f"{kind}.sock"), f"{kind}.service")

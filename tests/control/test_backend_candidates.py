@@ -1,4 +1,4 @@
-"""Which inference servers there are to choose from, where Hive starts none."""
+"""The choice of inference servers where Hive starts none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hive.control.backend_candidates import RunningCandidates, ServiceCandidates
 from hive.domain import BackendKind
 from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
 from hive.host.access import RemoteAccess
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.sandbox.client import SandboxClient
 
 PROPS = {"/props": {"build_info": "b9"}}

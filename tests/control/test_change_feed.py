@@ -16,7 +16,7 @@ from hive.link.messages import Activity
 from tests.control.box import Box, until
 
 OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_at")
-"""What changes with time alone, or is of others."""
+"""Fields that change with time alone, or are of others."""
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
 
 
 async def test_a_caller_that_leaves_while_an_agent_is_saved_has_no_row_written_twice(box: Box) -> None:
-    """What had begun was committed, and its rows were given back to be written again."""
+    """Work that had begun was committed, and its rows were given back to be written again."""
     effects = await effects_of(box)
     assert box.daemon is not None
     database, bob = box.daemon._database, agent_of(PROCESS, AgentStatus.RUNNING)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the daemon: of each GPU there may be, and while something is down."""
+"""Prometheus's view of the daemon: of each GPU there may be, and while something is down."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_usage_that_sqlite_does_not_take_is_told_with_its_age_also_without
 
 
 async def test_each_series_of_agents_is_there_before_the_first_agent(box: Box) -> None:
-    """That of deep sleepers came and went with them."""
+    """The series of deep sleepers came and went with them."""
     await box.start_helper()
     await box.start_daemon(AWAKE)
     found = await scraped(box)

@@ -27,7 +27,7 @@ TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\
 
 
 def seen(ollama: Program) -> Any:
-    """What the stand-in (fakes/fake_ollama.py) was asked."""
+    """Questions that the stand-in (fakes/fake_ollama.py) got."""
     return ollama.get("/fake/pulls").json()
 
 

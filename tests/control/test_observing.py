@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: the two answers of the original specification, and what Prometheus reads."""
+"""Statements of the daemon on itself: the two answers of the original specification, and what Prometheus reads."""
 
 from __future__ import annotations
 

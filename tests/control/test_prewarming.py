@@ -1,4 +1,4 @@
-"""When the proxy is asked to have a prompt read: a real daemon, helper and agents; the proxy's end of the link."""
+"""Orders to the proxy to have a prompt read: a real daemon, helper and agents; the proxy's end of the link."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def began(box: Box) -> None:
 
 
 async def settled() -> None:
-    """What was to happen has: the journal's events are heard, and what they cause is sent."""
+    """Returns once all that was to happen has: the journal's events are heard, and what they cause is sent."""
     for _ in range(5):
         await asyncio.sleep(0.01)
 

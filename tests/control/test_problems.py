@@ -1,4 +1,4 @@
-"""What the daemon complains about: the same wherever it is told, with something to type against it."""
+"""Complaints of the daemon: the same wherever they are told, with something to type against each."""
 
 from __future__ import annotations
 

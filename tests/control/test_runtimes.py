@@ -1,4 +1,4 @@
-"""What the daemon knows of the runtimes: from the helper that is there, and what an agent's view says of it."""
+"""The daemon's knowledge of the runtimes: from the helper that is there, and what an agent's view says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hive.control import runtimes
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
-from hive.link.messages import AskRuntimes, Runtimes
+from hive.link.helper import AskRuntimes, Runtimes
 from hive.link.specs import RuntimeCapabilities
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.docker import DockerRuntime

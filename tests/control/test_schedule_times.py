@@ -1,4 +1,4 @@
-"""When something is due: what a person wrote, and the next time after another. Tables; no clock, no sleep."""
+"""Times of schedules: what a person wrote, and the next time after another. Tables; no clock, no sleep."""
 
 from __future__ import annotations
 

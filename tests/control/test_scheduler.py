@@ -20,7 +20,7 @@ async def put_to_sleep(box: Box) -> None:
 
 
 async def record(box: Box, agent: str, **fields: Any) -> int:
-    """What an earlier daemon left in the database; this one is down."""
+    """Records a schedule as an earlier daemon left it in the database; this one is down."""
     schedule = StoredSchedule(id=0, agent_id=agent, actor="uid:0", created_at=0.0, **fields)
     database = Database.open(box.paths.database)
     added: StoredSchedule = await database.write(lambda conn: schedules.add(conn, schedule, name="bob"))

@@ -67,7 +67,7 @@ async def test_what_is_wrong_comes_back_as_the_error_it_is(asked: Asked, sql: st
 
 
 async def test_what_needs_more_memory_than_it_may_have_is_ended(asked: Asked) -> None:
-    """What SQLite keeps for a sort has no limit of SQLite's: in the daemon it would be the daemon's memory."""
+    """Memory of SQLite for a sort has no limit of SQLite's: in the daemon it would be the daemon's memory."""
     with pytest.raises(TooLarge, match="more than 256 MiB of memory"):
         await asked.query(
             "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100000)"

@@ -327,7 +327,7 @@ async def test_the_next_hive_up_carries_nothing_on(hive: ServicesBox, monkeypatc
 
 
 async def test_a_full_disk_ends_it_as_it_was(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be written down is not done: the choice could be lost with the next crash."""
+    """Acts that cannot be written down are not done: the choice could be lost with the next crash."""
     real, calls = Database.write, 0
 
     async def write(self: Database, work: Callable[..., Any]) -> Any:

@@ -185,7 +185,7 @@ class Story:
                 self.wire.append(UsageBatch(epoch=backlog.epoch, committed_to=backlog.mark, items=items))
 
     def lose_link(self) -> None:
-        """What was sent and not read is gone; the daemon tells its marks on the next one."""
+        """Loses what was sent and not read; the daemon tells its marks on the next one."""
         self.wire.clear()
         for backlog in [self.own, *self.old]:
             backlog.put_back()
@@ -230,7 +230,7 @@ class Story:
         return {row["id"]: row["tokens_in"] for row in self.base.execute("SELECT id, tokens_in FROM inference_usage")}
 
     def sums(self) -> tuple[int, int]:
-        """How many requests and tokens are in the sums of their hours."""
+        """The number of requests and of tokens in the sums of their hours."""
         found = usage.usage_by(self.base, By.HOUR, UsageFilter())
         return sum(cost.requests for cost in found), sum(cost.tokens_in for cost in found)
 
@@ -289,7 +289,7 @@ def test_after_any_sequence_of_crashes_every_event_is_one_row(steps: Sequence[tu
 
 
 class Heard:
-    """What the daemon is told."""
+    """The message to the daemon."""
 
     def __init__(self) -> None:
         self.marks: dict[str, int] = {}
@@ -600,7 +600,7 @@ class Process:
         return cls(process)
 
     async def ended(self) -> int:
-        """How often it said `.`, once it was killed."""
+        """The number of times it said `.`, once it was killed."""
         assert self._process.stdout is not None
         said = 1 + len(await self._process.stdout.read())
         assert await self._process.wait() == -9

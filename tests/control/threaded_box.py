@@ -30,7 +30,7 @@ class ThreadedBox:
 
     @property
     def socket(self) -> Path:
-        """Where the API listens."""
+        """The address at which the API listens."""
         return self.box.paths.api_socket
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -1,4 +1,4 @@
-"""What the demo decides, and what it does to a home that belongs to somebody else."""
+"""The choices of the demo, and its treatment of a home that belongs to somebody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo backend answers, as pure data."""
+"""Answers of the demo backend, as pure data."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_a_chat_answers_its_last_user_and_counts_all_its_words() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("with_usage", [True, False])
 def test_an_openai_stream_has_usage_only_where_asked_for(path: str, with_usage: bool) -> None:
-    options = {"stream_options": {"include_usage": True}} if with_usage else {}
-    asked = {"messages": [{"role": "user", "content": "hi you"}], "prompt": "hi you", "max_tokens": 5}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if with_usage else {}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hi you"}], "prompt": "hi you", "max_tokens": 5}
     found = events(ask(path, stream=True, **asked, **options))
     usages = [event.pop("usage", "absent") for event in found]
     if with_usage:

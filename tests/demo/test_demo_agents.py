@@ -174,7 +174,8 @@ def test_a_message_is_accepted_at_once_and_answered_in_the_log_and_a_second_time
 ) -> None:
     with running("scribe", tmp_path / "scribe", demo.url) as agent:
         message = {"id": "m1", "text": "remember the milk", "from": "uid:0", "sent_at": 0}
-        first, again = (agent.ask("POST", "/inbox", message, **{"Idempotency-Key": "m1"}) for _ in range(2))
+        key: dict[str, Any] = {"Idempotency-Key": "m1"}
+        first, again = (agent.ask("POST", "/inbox", message, **key) for _ in range(2))
         assert (first, again) == ((202, {"accepted": True}), (202, {"accepted": False}))
         while agent.ask("GET", "/")[1]["turn"] == 0:
             time.sleep(0.01)

@@ -66,7 +66,7 @@ def test_ollama_chats_whole_and_streamed_alike(by_ollama: ollama.Client) -> None
 def test_ollama_generates_whole_and_streamed_alike(by_ollama: ollama.Client) -> None:
     whole = by_ollama.generate(MODEL, "hello there", options={"num_predict": 4})
     stream = list(by_ollama.generate(MODEL, "hello there", stream=True, options={"num_predict": 4}))
-    assert whole.response == "".join(part.response for part in stream) == "".join(answer_words("hello there")[:4])
+    assert whole.response == "".join(part.response or "" for part in stream) == "".join(answer_words("hello there")[:4])
     assert whole.eval_count == stream[-1].eval_count == 4
     assert whole.done_reason == stream[-1].done_reason == "length"
 

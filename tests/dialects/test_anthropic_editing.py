@@ -207,7 +207,10 @@ TURNS = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.lists(BLOC
 
 @given(turns=TURNS, keep=st.integers(0, 3))
 def test_whatever_stands_where_nothing_is_lost_but_results(turns: list[tuple[str, list[Any]]], keep: int) -> None:
-    messages = [{"role": "user", "content": "x"}, *({"role": role, "content": blocks} for role, blocks in turns)]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        *({"role": role, "content": blocks} for role, blocks in turns),
+    ]
     asked = edit(trigger={"type": "tool_uses", "value": 0}, keep={"type": "tool_uses", "value": keep})
     try:
         plain = send(messages, None)

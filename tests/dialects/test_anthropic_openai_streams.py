@@ -574,7 +574,7 @@ def test_the_package_adds_a_stream_up_to_the_right_message() -> None:
         finish="tool_calls",
         usage=USAGE,
     )
-    texts = []
+    texts: list[str] = []
     with (
         gateway(lambda sent: in_pieces(stream)) as client,
         client.messages.stream(model="m:q4", max_tokens=9, messages=HELLO) as got,
@@ -623,7 +623,7 @@ def test_the_package_takes_what_it_got_for_the_next_turn() -> None:
 
 def test_the_package_raises_what_a_dying_backend_says_in_a_stream() -> None:
     stream = (STREAMS / "vllm-chat-died.sse").read_bytes()
-    texts = []
+    texts: list[str] = []
     with (
         gateway(lambda sent: in_pieces(stream)) as client,
         pytest.raises(anthropic.APIStatusError, match="EngineCore encountered"),
@@ -716,7 +716,8 @@ def test_llama_server_says_the_same_by_translation_as_in_anthropics_dialect(
             streamed = got.get_final_message()
     assert told(found) == told(expected) == told(expected_streamed)
     if "begun" in journey:  # what was begun this server repeats, but not in streams of chat completions
-        streamed.content[0].text = "The best is (" + streamed.content[0].text
+        begun: Any = streamed.content[0]
+        begun.text = "The best is (" + begun.text
     assert told(streamed) == told(expected)
     assert found.id.startswith("msg_")
     assert told(found)["in"] > 5

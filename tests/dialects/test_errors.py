@@ -118,7 +118,7 @@ def test_numbers_of_an_error_are_in_its_object_in_every_dialect() -> None:
 def test_the_openai_package_skips_heartbeats_and_raises_what_ends_a_stream() -> None:
     beat = heartbeat(Dialect.OPENAI, b"/v1/chat/completions", "m")
     error = as_event(render(StreamIncomplete("it broke off"), Dialect.OPENAI), Dialect.OPENAI)
-    texts = []
+    texts: list[str | None] = []
     with (
         answering(stream_of(SSE, beat, OPENAI_CHUNK, beat, error)) as url,
         openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client,
@@ -135,7 +135,7 @@ def test_the_openai_package_skips_heartbeats_and_raises_what_ends_a_stream() -> 
 def test_the_anthropic_package_skips_heartbeats_and_raises_what_ends_a_stream() -> None:
     beat = heartbeat(Dialect.ANTHROPIC, b"/v1/messages", "m")
     error = as_event(render(StreamIncomplete("it broke off"), Dialect.ANTHROPIC, "e-7"), Dialect.ANTHROPIC)
-    kinds = []
+    kinds: list[str] = []
     with (
         answering(stream_of(SSE, beat, MESSAGE_START, beat, error)) as url,
         anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as client,

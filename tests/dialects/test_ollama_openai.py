@@ -305,7 +305,7 @@ def test_numbers_stay_as_they_were_written() -> None:
     assert b'"seed":12345678901234567890123' in got
 
 
-@pytest.mark.parametrize("level", get_args(openai.types.shared_params.reasoning_effort.ReasoningEffort.__args__[0]))
+@pytest.mark.parametrize("level", get_args(get_args(openai.types.shared_params.reasoning_effort.ReasoningEffort)[0]))
 def test_a_level_of_thinking_is_one_that_openai_knows_or_it_is_refused(level: str) -> None:
     if level in ("low", "medium", "high", "max"):
         assert asked(CHAT, {**HELLO, "think": level})["reasoning_effort"] == level

@@ -30,7 +30,7 @@ from hive.errors import NotPermitted, UsageError
 from hive.files import share
 from hive.files.layout import Layout
 from hive.files.secrets import SECRETS
-from hive.host.cgroup import Subtree
+from hive.host.cgroup import Subtree, state_label
 from hive.host.gpu import read_gpus
 from hive.host.memory import read_swaps
 from hive.host.nvml import GpuState, SeenGpus
@@ -413,7 +413,7 @@ def test_an_engine_that_everybody_may_use_is_found(up: Subject) -> None:
 def test_a_container_without_an_agent_is_found(up: Subject) -> None:
     engine = docker_engine.shared()
     assert up.paths is not None
-    labels = {"hive.agent": "ghost", "hive.state": leftovers.state_label(up.paths.state)}
+    labels = {"hive.agent": "ghost", "hive.state": state_label(up.paths.state)}
     body = {"Image": engine.image, "Cmd": ["sleep", "60"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
     made = engine.call("POST", "/containers/create?name=hive-doctor-ghost", body)
     try:

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
 
 
 class Told:
-    """What each run of doctor printed."""
+    """The output of each run of doctor."""
 
     def __init__(self, console: str, out: Path) -> None:
         self.console = console

@@ -1,4 +1,4 @@
-"""What `hive doctor` makes of facts: tables, nothing real."""
+"""Verdicts of `hive doctor` on facts: tables, nothing real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.conditions import Where
+from hive.conditions import DISK_LEAST_BYTES, Where
 from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
 from hive.doctor.checks.check import CheckVerdict, Status
 from hive.doctor.checks.target import Subject, TargetKind
@@ -344,7 +344,7 @@ def disk(free: int, inodes: int | None = 10**6, what: str = "state") -> stores.D
         ([disk(50 * GIB)], PASS),
         ([disk(50 * GIB, None)], PASS),
         ([disk(GIB - 1)], WARN),
-        ([disk(stores.DISK_LEAST_BYTES - 1)], FAIL),
+        ([disk(DISK_LEAST_BYTES - 1)], FAIL),
         ([disk(50 * GIB, 10)], FAIL),
         ([disk(50 * GIB), disk(2 * 1024**2, what="runtime")], PASS),
         ([disk(50 * GIB), disk(1000, what="runtime")], FAIL),

@@ -17,7 +17,8 @@ from hive.agents.reconcile import gate_of
 from hive.agents.roster import Roster
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
-from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, Started, Stat
+from hive.link.helper import PagedOut, Started, Stat
+from hive.link.messages import Activity, Busy, Closed, Open, Refused
 from hive.link.specs import SandboxSpec
 from hive.settings.table import Settings
 
@@ -104,7 +105,7 @@ class Wire:
         return await future
 
     def tell(self, effect: Callable[[], Any]) -> None:
-        """What is told lands behind what was asked or told before; on a lost link it is lost."""
+        """A message that is told lands behind what was asked or told before; on a lost link it is lost."""
         if self.connected:
             link = self.number
             self.loop.call_at(self._when(), lambda: effect() if link == self.number else None)

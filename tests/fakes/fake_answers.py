@@ -31,7 +31,7 @@ class Script(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a POST wants: model, whether to stream, whether usage goes into the stream, words in and out."""
+    """The wishes of a POST: model, whether to stream, whether usage goes into the stream, words in and out."""
 
     model: str
     stream: bool
@@ -358,7 +358,7 @@ def error_script(kind: str, path: str, error: Refused) -> Script:
 
 
 def stream_error(kind: str, path: str) -> tuple[bytes, bytes]:
-    """What a backend whose engine dies writes into a stream it has begun, and the end marker after it.
+    """The last words of a backend whose engine dies in a stream it has begun, and the end marker after them.
 
     Ollama says it in its own dialect only: in OpenAI's there is an empty event without a model, and a clean end.
     """

@@ -43,7 +43,7 @@ from fake_answers import (
 
 
 class Fake:
-    """What the connections share: flags, counts, answers already made for the same bytes."""
+    """State that the connections share: flags, counts, answers already made for the same bytes."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self.flags = flags

@@ -124,7 +124,7 @@ class Vmm:
         return answer
 
     def fault(self, name: str) -> str | None:
-        """What is in the file of this fault; None where there is none."""
+        """The content of this fault's file; None where there is none."""
         for file in (f"{self.id}.{name}", name):
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(file, os.O_RDONLY, dir_fd=self.faults)
@@ -154,7 +154,7 @@ class Vmm:
                 self.muxer.expire()
 
     def end(self) -> NoReturn:
-        """What was answered goes out first; who is not answered by now never is."""
+        """Lets go out first what was answered; a caller without an answer by now never gets one."""
         self.is_answered.acquire(timeout=0.05)
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What runs in a fake machine: small programs, and the kernel's side of their vsock.
+"""Programs of a fake machine: small ones, and the kernel's side of their vsock.
 
 The root file system's image is a text: one program and its arguments a line. All of them run, as threads of one child
 of the VMM; the machine shuts down when one of them returns `OFF`. Programs: `idle`, `burn`, `exit7` (ends), `stubborn`
@@ -57,7 +57,7 @@ class Guest:
         return self.listening[port]
 
     def serve(self) -> None:
-        """What the VMM has for the guest: a connection, three keys."""
+        """Serves what the VMM has for the guest: a connection, three keys."""
         while True:
             message, descriptors, _, _ = socket.recv_fds(self.channel, 4096, 1)
             if not message:
@@ -94,7 +94,7 @@ def burn(guest: Guest) -> None:
 
 
 def exit7(guest: Guest) -> None:
-    """What its first program's exit code was nobody outside learns: a kernel without init panics, and reboots."""
+    """Ends as a guest whose exit code nobody outside learns: a kernel without init panics, and reboots."""
     say("Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000700")
 
 

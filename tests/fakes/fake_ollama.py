@@ -36,7 +36,7 @@ from ollama_words import tagged
 STUB_BYTES = 196
 HELD_S = 0.05
 WITHOUT = {"/api/generate": "generate", "/api/chat": "chat"}
-"""What a model that embeds cannot, by path."""
+"""The ability that a model without text lacks, by path."""
 
 
 class Store(ThreadingHTTPServer):

@@ -86,7 +86,7 @@ class Connection:
             self.ended.add("host")
 
     def update(self) -> None:
-        """What to wait for next: a full buffer is not read into, an end is passed on after the last byte."""
+        """Sets what to wait for next: a full buffer is not read into, an end is passed on after the last byte."""
         if self.closed:
             return
         for name, sock in self.ends.items():
@@ -239,7 +239,7 @@ class Muxer:
 
 
 def _read_port(host: socket.socket) -> int | None:
-    """What has arrived at the first event is all that is looked at, as `read_exact` on a non-blocking socket does."""
+    """Bytes there at the first event are all that is looked at, as `read_exact` on a non-blocking socket does."""
     try:
         line = host.recv(10)
         while len(line) >= 10 and not line.endswith(b"\n") and len(line) < 32:

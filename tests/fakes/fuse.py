@@ -34,9 +34,9 @@ _DONE_TO_THE_WORLD = frozenset(
     }
 )
 CHILD_LAGS_S = 0.3
-"""What a child was about to do it does so much later: on a busy host the next process is there before."""
+"""Delay of an act of a child: on a busy host the next process is there before."""
 BEGIN = "begin"
-"""What the fuse is lit by where it burns from the first step of the process on."""
+"""The order by which the fuse burns from the first step of the process on."""
 
 
 class Fuse:

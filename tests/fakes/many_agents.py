@@ -15,7 +15,8 @@ from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import DependencyDown
-from hive.link.messages import Activity, Busy, Closed, PagedOut, Started, Stat
+from hive.link.helper import PagedOut, Started, Stat
+from hive.link.messages import Activity, Busy, Closed
 from hive.link.specs import SandboxSpec
 from hive.settings.table import Settings
 

@@ -70,7 +70,7 @@ class Mortal:
         return any(program in _words(pid) for pid in found if pid not in (self.pid, self._process.pid))
 
     async def kill(self) -> None:
-        """Whatever its fuse says."""
+        """Kills it, whatever its fuse says."""
         self._order.unlink(missing_ok=True)
         if not self.is_dead:
             with contextlib.suppress(ProcessLookupError):  # it just did

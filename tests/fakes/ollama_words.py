@@ -1,4 +1,4 @@
-"""What Ollama 0.32.15 says besides answers, as it was seen over a socket: rows of its lists, errors, who may ask.
+"""Texts of Ollama 0.32.15 besides answers, as seen over a socket: rows of its lists, errors, who may ask.
 
 The stand-ins take it from here; no package has an Ollama that could be asked instead. Pure.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hive.host.process import ProcessTable
-from hive.link.messages import PagedOut, Stat
+from hive.link.helper import PagedOut, Stat
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.runtime import RunningAgent

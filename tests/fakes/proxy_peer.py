@@ -47,9 +47,9 @@ class ProxyPeer:
         self.gates: dict[str, str] = {}
         self.told: list[LinkMessage] = []
         self.prewarms: list[tuple[Prewarm, LinkReply]] = []
-        """What the daemon asked for; to be answered by the test."""
+        """Questions of the daemon; to be answered by the test."""
         self.queue: QueueIs | None = None
-        """What is said of the queue; None: nothing is answered."""
+        """The answer about the queue; None: no answer."""
         self.holds_backend: asyncio.Event | None = None
         """The backend is drained once this is set; None: at once."""
         self.cut = 0

@@ -44,7 +44,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 class Reply(NamedTuple):
-    """What is said, before any dialect."""
+    """The answer before any dialect."""
 
     words: list[str]
     thoughts: list[str]
@@ -78,7 +78,7 @@ def reply_to(body: Object) -> Reply:
 
 
 def ollama_reply_to(path: str, body: Object, capabilities: list[str], calls: bool) -> Reply:
-    """What Ollama passes over is as if it had not been asked: `tool_choice`, and Anthropic's JSON by a schema."""
+    """Fields that Ollama passes over are as if not asked for: `tool_choice`, and Anthropic's JSON by a schema."""
     offered = bool(body.get("tools"))
     passed_over = {"output_config", "tool_choice", "max_completion_tokens", *(() if calls else ("tools",))}
     said = reply_to({name: value for name, value in body.items() if name not in passed_over})
@@ -299,7 +299,7 @@ class Standin(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who left is no error here."""
+        """Takes a client that left for no error."""
 
     def __init__(self, kind: str, capabilities: list[str], calls: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -354,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _refused(self, path: str, body: Object) -> bool:
-        """What Ollama refuses in the words of its own."""
+        """Requests that Ollama refuses in words of its own."""
         status, said = 404, ""
         if ollama_words.tagged(body.get("model", "")) != f"{MODEL}:latest":
             said = ollama_words.unknown(path, body.get("model", ""))

@@ -1,4 +1,4 @@
-"""What systemd is to a service, played by the test: sockets handed over by name, and somebody who hears `READY=1`."""
+"""The part of systemd for a service, played by the test: sockets handed over by name, and a listener for `READY=1`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def ollama_client(server: Program) -> Iterator[ollama.Client]:
 
 
 def exchange(server: Program, *requests: bytes, until: bytes = b"") -> bytes:
-    """What comes back for raw requests, up to `until` or the end of the connection."""
+    """Answers to raw requests, up to `until` or the end of the connection."""
     host, _, port = server.address.partition(":")
     found = bytearray()
     with socket.create_connection((host, int(port)), timeout=20) as client:

@@ -1,4 +1,4 @@
-"""What a request cost, made up: every test says only what it is about."""
+"""The cost of a request, made up: every test says only what it is about."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def test_what_is_not_its_business_is_refused(one_for_all: Path, user: str, words
 
 
 @pytest.mark.parametrize("arguments", [{}, {"username": "default", "password": "x"}, {"username": "daemon"}])
-def test_nobody_is_let_in_without_a_name_and_its_password(one_for_all: Path, arguments: dict[str, str]) -> None:
+def test_nobody_is_let_in_without_a_name_and_its_password(one_for_all: Path, arguments: dict[str, Any]) -> None:
     client = redis.Redis(unix_socket_path=str(one_for_all), **{"password": "wrong", **arguments} if arguments else {})
     with contextlib.closing(client), pytest.raises(redis.exceptions.AuthenticationError):
         client.ping()

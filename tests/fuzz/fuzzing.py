@@ -34,7 +34,7 @@ WORDS = [
 
 
 def seeds(target: str) -> list[bytes]:
-    """What the corpus has for a target: its files, and the vectors of the wire's tests."""
+    """Seeds for a target: the files of its corpus, and the vectors of the wire's tests."""
     found = [path.read_bytes() for path in sorted((CORPUS / target).glob("*"))]
     vectors = [json.loads(line) for line in (HERE.parent / "wire" / "vectors.jsonl").read_text().splitlines()]
     raws = [vector["raw"].encode("latin-1") for vector in vectors if "raw" in vector]

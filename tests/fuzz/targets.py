@@ -1,4 +1,4 @@
-"""What must hold for any bytes: a function for each parser, given bytes and where to cut them. Raises where it fails.
+"""Claims for any bytes: a function for each parser, given bytes and where to cut them. Raises where one fails.
 
 Each compares the real parser with itself on other cuts, and with a second, slower reading written here.
 """
@@ -203,7 +203,8 @@ def sse(data: bytes, cuts: list[int]) -> None:
     """Events are what the standard's line-by-line reading finds."""
     reader = SseReader()
     events = [event for piece in cut(data, cuts) for event in reader.feed(piece)] + reader.end()
-    expected, lines = [], []
+    expected: list[bytes] = []
+    lines: list[bytes] = []
     for line in re.split(rb"\r\n|\r|\n", data)[:-1]:
         name, _, value = line.partition(b":")
         if not line:

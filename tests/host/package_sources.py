@@ -28,13 +28,13 @@ def give(root: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What `pip` must have in its environment there."""
+    """Variables that `pip` must have in its environment there."""
     given = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     return {**given, "PIP_CERT": AUTHORITIES_THERE}
 
 
 def clone(target: Path) -> None:
-    """What a clean clone of the working tree would hold: no build products, nothing that git ignores."""
+    """Files that a clean clone of the working tree would hold: no build products, nothing that git ignores."""
     listed = subprocess.run(
         ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,

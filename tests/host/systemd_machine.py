@@ -41,7 +41,7 @@ HIVE_THERE, PACKAGES_THERE = "/srv/hive", "/srv/packages"
 
 
 def why_not(tools: tuple[str, ...] = TOOLS) -> str:
-    """Why no machine that takes these can be made and booted here, empty where one can."""
+    """The reason why no machine that takes these can be made and booted here, empty where one can."""
     if os.getuid() != 0:
         return "needs root"
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -134,7 +134,7 @@ def _own_group() -> Iterator[str]:
 
 
 def _remove(groups: list[Path]) -> None:
-    """What is left of a machine whose nspawn was killed is killed first."""
+    """Kills first what is left of a machine whose nspawn was killed."""
     until = time.monotonic() + 10
     while any(group.exists() for group in groups):
         for group in groups:

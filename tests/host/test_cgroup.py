@@ -15,7 +15,7 @@ import pytest
 from hive.errors import WrongState
 from hive.host import cgroup
 from hive.host.cgroup import Leaf, Subtree
-from hive.host.process import ProcessTable, identify, spawn
+from hive.host.process import ProcessTable, identify, spawn, write_control
 
 pytestmark = pytest.mark.cgroup
 ENV = {"PATH": os.defpath}
@@ -48,7 +48,7 @@ def subtree(tmp_path: Path) -> Iterator[Subtree]:
     for leaf in found.leaves():
         leaf.kill()
         leaf.thaw()
-        wait_until(lambda leaf=leaf: not leaf.pids())
+        wait_until(lambda leaf=leaf: not leaf.pids())  # type: ignore[misc]
         leaf.remove()
     found.remove()
     assert not found.path.exists()
@@ -120,7 +120,7 @@ def test_a_signal_reaches_every_process_of_the_leaf_and_no_other(leaf: Leaf) -> 
 
 def test_without_cgroup_kill_the_processes_are_killed_one_by_one(leaf: Leaf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 5.14 the file is not there."""
-    write = cgroup.write_control
+    write = write_control
 
     def old_kernel(path: Path, data: bytes) -> None:
         if path.name == "cgroup.kill":

@@ -1,4 +1,4 @@
-"""What a program prints is passed on as it comes, and the program ends with its reader. Real processes."""
+"""Output of a program is passed on as it comes, and the program ends with its reader. Real processes."""
 
 from __future__ import annotations
 

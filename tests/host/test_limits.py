@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -122,10 +123,10 @@ class Agent:
         if self.leaf is not None:
             self.leaf.make()
         self.fence = fences.make(name, limits, self.leaf)
-        self.child = None
+        self.child: subprocess.Popen[bytes] | None = None
         self._limits = limits
 
-    def run(self, program: str, *, stdout_fd: int | None = None) -> process.subprocess.Popen[bytes]:
+    def run(self, program: str, *, stdout_fd: int | None = None) -> subprocess.Popen[bytes]:
         self.child = spawn(
             [sys.executable, "-S", "-c", program],
             env=ENV,

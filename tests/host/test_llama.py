@@ -82,7 +82,7 @@ def test_the_openai_package_streams_and_counts(llama_server: LlamaServer) -> Non
 
 
 def test_its_first_chunk_holds_two_events_and_its_last_event_the_timings(llama_server: LlamaServer) -> None:
-    """What the fake backend imitates and the proxy's metering relies on."""
+    """Facts that the fake backend imitates and the proxy's metering relies on."""
     body = {"messages": HELLO, "max_tokens": 3, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{llama_server.url}/v1/chat/completions", json=body, trust_env=False) as answer:
         chunks = list(answer.iter_raw())

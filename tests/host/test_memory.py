@@ -1,4 +1,4 @@
-"""What the kernel says of memory and swap, read on this host, and zram turned on and off for real."""
+"""Memory and swap as the kernel tells them, read on this host, and zram turned on and off for real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd hears from a service, on a real datagram socket in its place."""
+"""Messages of a service to systemd, on a real datagram socket in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent's packet filter lets through: the real kernel runs it over packets, and over real connections."""
+"""Packets that an agent's filter lets through: the real kernel runs it over packets, and over real connections."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_too_many_networks_are_too_many() -> None:
 
 
 def test_a_machine_it_is_not_written_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpf.platform, "machine", lambda: "s390x")
+    monkeypatch.setattr("hive.host.bpf.platform.machine", lambda: "s390x")
     assert bpf.why_not() == "packet filters: not for s390x yet"
     with pytest.raises(NotSupported):
         bpf.load(program_for(FilterRules(()), EGRESS), EGRESS)

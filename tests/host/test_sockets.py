@@ -42,7 +42,7 @@ def listening(family: socket.AddressFamily = socket.AF_INET, where: Any = ("127.
 
 
 def hand(socks: list[tuple[str, HasDescriptor]], **env: str) -> Any:
-    """What a child says that got these; `env` wins over the variables that go with them."""
+    """Output of a child that got these; `env` wins over the variables that go with them."""
     process = systemd.start([sys.executable, "-c", CHILD], socks, env=env, stdout=subprocess.PIPE)
     said, _ = process.communicate(timeout=20)
     assert process.returncode == 0

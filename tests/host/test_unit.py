@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(850)]
 
 
 class Results:
-    """What each test inside came to; one with parameters came to several things."""
+    """The result of each test inside; one with parameters has several."""
 
     def __init__(self, console: str, report: Path) -> None:
         self.console = console

@@ -50,7 +50,7 @@ def _add_init(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def results(system: Path) -> dict[str, Any]:
-    """What the guest's callers were answered."""
+    """The answers that the guest's callers got."""
     with tempfile.TemporaryDirectory(prefix="hive-vsock-") as name:
         content = Path(name) / "content"
         virtual_machine.copy_packages(content / "packages")

@@ -1,4 +1,4 @@
-"""What a unit keeps an agent from: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
+"""The walls of a unit around an agent: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
 
 # ruff: noqa: ASYNC240 - a test's loop may wait for its disk and for systemctl
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hive.domain import Limits
 from hive.errors import BackendDown, BadRequest, HiveError, NotPermitted, NotSupported
 from hive.host import packet_filter
 from hive.link.client import LinkClient
-from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.link.helper import Dial, Dialled, dialled
+from hive.link.messages import Hello
 from hive.sandbox import unit
 from tests.host.unit_agents import (
     BURN,
@@ -107,7 +108,7 @@ async def test_one_that_may_have_few_processes_gets_no_more(daemon: Daemon) -> N
 
 
 async def test_deep_asleep_its_memory_is_in_swap_and_comes_back(daemon: Daemon) -> None:
-    """Where there is no swap it says so, and the agent sleeps on as it did."""
+    """A host without swap says so, and the agent sleeps on as it did."""
     agent = new_id()
     body = "data = os.urandom(1 << 20) * 60\nfound['sum'] = sum(data[::4096])"
     await started(daemon, agent, reporter(body))
@@ -218,8 +219,8 @@ async def test_nothing_but_its_own_home_and_socket_is_within_reach(daemon: Daemo
         "except OSError as error: found['netlink'] = type(error).__name__\n"
     )
     with served(backend) as calls, served(api) as api_calls, contextlib.ExitStack() as stack:
-        for path in unix:
-            stack.enter_context(served(path))
+        for place in unix:
+            stack.enter_context(served(place))
         on_11434 = stack.enter_context(served(("127.0.0.1", 11434)))
         await started(daemon, agent, reporter(program))
         found = await report_of(agent)
@@ -313,7 +314,7 @@ async def test_the_filter_is_as_it_was_after_it_was_killed_and_started_again(dae
                 pytest.skip(error.message)
             assert (await report_of(agent))["tcp"] in ("timeout", "PermissionError")
             await daemon.client.stop(agent, grace_s=0)
-            await until(lambda times=times: not group_of(agent).exists())
+            await until(lambda times=times: not group_of(agent).exists())  # type: ignore[misc]
     assert calls[0] == 0
 
 

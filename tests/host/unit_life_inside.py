@@ -232,7 +232,7 @@ async def test_its_exit_code_is_told_and_its_name_is_free_again(daemon: Daemon, 
     agent = new_id()
     for times in (1, 2):
         await started(daemon, agent, command)
-        await until(lambda times=times: len(daemon.ended) == times)
+        await until(lambda times=times: len(daemon.ended) == times)  # type: ignore[misc]
         assert daemon.ended[-1].agent == agent
         assert daemon.ended[-1].exit_code == code
         assert show(agent, "LoadState") == {"LoadState": "not-found"}

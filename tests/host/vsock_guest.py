@@ -24,14 +24,7 @@ from typing import Any
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AgentGone,
-    AgentIs,
-    AgentRow,
-    DaemonTable,
-    Hello,
-    ProxyTable,
-)
+from hive.link.messages import AgentGone, AgentIs, AgentRow, DaemonTable, Hello, ProxyTable
 from hive.link.server import LinkServer
 from hive.settings.table import Paths
 

@@ -1,4 +1,4 @@
-"""What test_box.py has done in its machine, one stage a boot: `python3 box_inside.py STAGE`. Standard library only.
+"""The work of test_box.py in its machine, one stage a boot: `python3 box_inside.py STAGE`. Standard library only.
 
 What was seen goes to /out/STAGE.json; what fails on the way is in the console.
 """
@@ -46,7 +46,7 @@ def run(*command: str, user: str | None = None, limit_s: float = 280.0) -> subpr
 
 
 def hive(*words: str, user: str | None = None) -> Any:
-    """What a command says with --json. Raises AssertionError where it fails."""
+    """The answer of a command with --json. Raises AssertionError where it fails."""
     noun, *rest = words
     ran = run("hive", noun, *rest[:1], "--json", *rest[1:], user=user)
     assert ran.returncode == 0, f"hive {' '.join(words)}: {ran.returncode} {ran.stderr}"
@@ -82,7 +82,7 @@ def answers(path: str, token: str, body: bytes | None = None, *, limit_s: float 
 
 
 def chat(token: str) -> int:
-    """What one request for two tokens of whatever model there is is answered; the key is an agent's."""
+    """The answer to one request for two tokens of whatever model there is; the key is an agent's."""
     status, listed = answers("11435/v1/models", token)
     if status != 200:
         return status
@@ -189,7 +189,7 @@ def documents() -> dict[str, Any]:
         "described": [applied.returncode, applied.stderr, started.returncode, started.stderr],
     }
     for name in ("echo", "reporter"):
-        until(f"{name} answers", lambda name=name: ask(name)[0] == 200)
+        until(f"{name} answers", lambda name=name: ask(name)[0] == 200)  # type: ignore[misc]
         found[f"{name} without a token"] = answers(f"8480/agents/{name}/", "")[0]
     listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     found["on the host"] = [port for port in (9000, 9100) if f":{port:04X} " in listening]
@@ -200,7 +200,7 @@ def documents() -> dict[str, Any]:
 
 
 def inside(name: str) -> dict[str, Any]:
-    """What a program inside it says of itself, what is refused, and what is left when its caller is killed."""
+    """The words of a program inside it, what is refused, and what is left when its caller is killed."""
     program = "import os,sys; print(os.getuid(), open('/proc/self/cgroup').read().strip()); sys.exit(7)"
     told = run("hive", "agent", "exec", name, "--", "python3", "-c", program)
     refused = run("hive", "agent", "exec", name, "--", "/bin/sh")
@@ -228,7 +228,7 @@ def inside(name: str) -> dict[str, Any]:
 
 
 def try_out() -> dict[str, Any]:
-    """What status says to type where there is no inference server, typed as it stands there."""
+    """Types what status says to type where there is no inference server, as it stands there."""
     before = hive("status")
     (command,) = [one["command"] for one in before["next"]]
     ran = run("sh", "-c", command.removeprefix("sudo "))  # this machine has none
@@ -283,7 +283,7 @@ def first_day() -> dict[str, Any]:
 
 def woken_at_a_time(name: str) -> float:
     """Seconds from its time to its wake."""
-    at = hive("agent", "wake-at", name, "+3s")["at"]
+    at: float = hive("agent", "wake-at", name, "+3s")["at"]
     until(f"{name} is woken", lambda: statuses()[name] == "running")
     since: float = agents()[name]["since"]
     return since - at
@@ -328,7 +328,7 @@ def people() -> dict[str, Any]:
 
 
 def api_on_tcp() -> dict[str, Any]:
-    """What each token there is, and one made by hand, is answered for a look and for what takes an admin."""
+    """Answers to each token there is, and to one made by hand, for a look and for what takes an admin."""
     tokens = {name: Path("/etc/hive/secrets", name).read_text().strip() for name in ("api-token", "internal-token")}
     tokens["made"] = hive("token", "create", "ci", "--role", "viewer", user="cid")["token"]
     paths = ("3000/api/health", "3000/api/tokens")
@@ -346,7 +346,7 @@ def kill_each() -> dict[str, Any]:
     for unit in ("hive-proxy", "hive-daemon", "hive-sandbox", "hive-redis"):
         old = main_pid(unit)
         os.kill(int(old), 9)
-        came_back[unit] = until(f"{unit} is back", lambda unit=unit, old=old: main_pid(unit) not in (old, "0"))
+        came_back[unit] = until(f"{unit} is back", lambda unit=unit, old=old: main_pid(unit) not in (old, "0"))  # type: ignore[misc]
         until("Hive answers", lambda: run("hive", "ps").returncode == 0)
         until("eve answers", lambda: ask("eve")[0] == 200)
     return {"s": came_back, "the agent lives": agents()["eve"]["pid"] == pid}
@@ -357,7 +357,7 @@ def main_pid(unit: str) -> str:
 
 
 def leaks() -> list[str]:
-    """Where a secret's value stands that is none of its own places."""
+    """Places other than its own in which a secret's value stands."""
     values = {path.name: path.read_bytes().strip() for path in Path("/etc/hive/secrets").iterdir()}
     places: dict[str, bytes] = {
         "the journal": run("journalctl", "--no-pager", "-o", "json").stdout.encode(),

@@ -10,7 +10,7 @@ from hive.files.layout import Layout
 from hive.install.steps import Box
 
 TREE = ("etc", "opt", "usr/local/bin", "usr/local/share/man", "var/lib")
-"""What every Debian has."""
+"""Directories that every Debian has."""
 UNITS = {
     "hive.target": "[Unit]\nDescription=Hive\n[Install]\nWantedBy=multi-user.target\nAlso=hive-thaw.service\n",
     "hive-daemon.service": "[Service]\nExecStart=/opt/hive/current/bin/hive daemon\n",
@@ -45,7 +45,7 @@ def make_version(root: Path, name: str, *, units: dict[str, str] | None = None) 
 
 def box_of(root: Path, version: str, said: list[str] | None = None) -> Box:
     share = root / "opt/hive/versions" / version / "share/hive"
-    return Box(Layout(root), version=version, share=share, say=[].append if said is None else said.append)
+    return Box(Layout(root), version=version, share=share, say=([] if said is None else said).append)
 
 
 def tree(root: Path) -> dict[str, tuple[str, int, bytes | str]]:

@@ -1,4 +1,4 @@
-"""What test_pool_box.py has done in its machine, one stage a boot: `python3 pool_box_inside.py STAGE`. Standard library
+"""The work of test_pool_box.py in its machine, one stage a boot: `python3 pool_box_inside.py STAGE`. Standard library
 only; what was seen goes to /out/STAGE.json.
 """
 

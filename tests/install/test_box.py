@@ -26,7 +26,7 @@ from tests.host import package_sources, systemd_machine
 SOURCES = "srv/src"
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 BROUGHT = ("libgomp.so.1", "libnuma.so.1")
-"""What a person installs beside llama-server and vLLM for the CPU."""
+"""Software that a person installs beside llama-server and vLLM for the CPU."""
 VLLM = """#!/bin/sh
 # The command of vLLM's CPU wheel does not start (0.32); this is what it would do, with what a CPU needs besides.
 shift; model=$1; shift
@@ -87,7 +87,7 @@ class Box:
         ]
 
     def boot(self, stage: str, *options: str, online: bool = False) -> Seen:
-        """What this stage saw in one boot."""
+        """The findings of this stage in one boot."""
         network = ["--private-network"]
         if online:
             network = [f"--bind-ro={folder}" for folder in self._folders]

@@ -104,7 +104,7 @@ def test_where_nothing_is_installed_it_says_so_and_asks_nothing(words: list[str]
 
 
 def test_the_script_tells_the_steps_that_hive_takes() -> None:
-    """Where no Python could say more, a dry run told one line. What it tells now is the list that the run goes by."""
+    """A dry run told one line where no Python could say more. It tells the list now that the run goes by."""
     script = SCRIPT.read_text()
     functions = script[script.index("# --- steps:") : script.index("# Which packages came with Hive")]
     steps = script[script.index("hive_steps() {") : script.index("# Why this box cannot")]

@@ -46,7 +46,7 @@ EXPOSURE = {
     "hive-sandbox.service": 4.3,
     "hive-thaw.service": 1.8,
 }
-"""What `systemd-analyze security` of systemd 252 says of each, at most. Promised are 1.3 for the proxy, 1.5 for daemon
+"""Exposure that `systemd-analyze security` of systemd 252 tells, at most. Promises: 1.3 for the proxy, 1.5 for daemon
 and Redis, 2.0 for inference servers; the helper's is what its work needs."""
 HARDENING = re.findall(
     r"\w+",
@@ -112,7 +112,7 @@ def commands(name: str) -> list[str]:
 
 
 def verify(top: Path, *names: str) -> str:
-    """What systemd-analyze finds wrong with units of ours, empty where nothing."""
+    """Faults that systemd-analyze finds in units of ours, empty where there are none."""
     found = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", f"--root={top}", *names], capture_output=True, text=True, check=False
     )
@@ -311,7 +311,7 @@ def test_the_relay_is_in_ollamas_network_and_starts_nothing() -> None:
 
 
 def test_at_a_shutdown_who_could_freeze_leaves_first_then_all_are_thawed_then_the_engine_goes() -> None:
-    """What is started after another is stopped before it."""
+    """A unit that is started after another is stopped before it."""
     assert {"hive-sandbox.service", "hive-thaw.service"} <= set(read("hive-daemon.service").all("After"))
     assert {"hive-thaw.service", "docker.service"} <= set(read("hive-sandbox.service").all("After"))
     thaw = read("hive-thaw.service")

@@ -19,13 +19,13 @@ import msgspec
 import psutil
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent
+from hive.link.helper import AskListeners, Listener
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     AgentRow,
     AskActivity,
-    AskListeners,
     Asleep,
     BackendChanged,
     Close,
@@ -33,7 +33,6 @@ from hive.link.messages import (
     DaemonTable,
     Done,
     Hello,
-    Listener,
     Marks,
     Open,
     ProxyTable,
@@ -70,12 +69,12 @@ class Alone:
         self._marks: dict[str, int] = {}
         self._batches: list[UsageBatch] = []
         self.events: dict[str, UsageEvent] = {}
-        """What the daemon has been told of, by request id."""
+        """Events that the daemon has been told, by request id."""
         self._told: set[str] = set()
         self.told_twice = 0
         """Events that came twice over one link."""
         self.active: list[dict[str, float]] = []
-        """What the daemon was told of activity."""
+        """Activity that the daemon was told."""
         self.wakes = 0
         self.answers_wakes = True
         """Else the agent sleeps until `wake` is called."""
@@ -160,7 +159,7 @@ class Alone:
             reply(Done())
 
     async def commits(self) -> None:
-        """What the real daemon does with SQLite: takes events in and tells how far."""
+        """Commits as the real daemon does with SQLite: takes events in and tells how far."""
         while True:
             await asyncio.sleep(COMMIT_S)
             batches, self._batches = self._batches, []
@@ -208,12 +207,12 @@ class Alone:
         return psutil.Process(self.process.pid)
 
     async def activity(self) -> Activities:
-        """What the daemon is told of the agents now."""
+        """Activity of the agents that the daemon is told now."""
         assert self._daemon_link is not None
         return await self._daemon_link.ask(AskActivity(), Activities, timeout_s=10)
 
     async def gauges(self) -> dict[str, float]:
-        """What the admin socket says it holds: `in_flight`, `parked`, …; those with labels are summed up."""
+        """Gauges of the admin socket: `in_flight`, `parked`, …; those with labels are summed up."""
         transport = httpx.AsyncHTTPTransport(uds=str(self.paths.admin_socket), verify=False)
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
             text = (await client.get("http://hive/metrics")).text
@@ -229,7 +228,7 @@ class Alone:
         return found
 
     def descriptors(self) -> dict[str, int]:
-        """What the process has open, counted by kind: `socket`, `anon_inode`, files by name."""
+        """Open descriptors of the process, counted by kind: `socket`, `anon_inode`, files by name."""
         found: dict[str, int] = {}
         for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

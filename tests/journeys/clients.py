@@ -26,7 +26,7 @@ def folder() -> Path:
 
 
 def python_client(name: str, base_url: str, token: str, model: str, *, is_random: bool) -> dict[str, Any]:
-    """What a program told that uses this package. `is_random`: no answer of the model's ends but by its limit."""
+    """Words of a program that uses this package. `is_random`: no answer of the model's ends but by its limit."""
     python = folder() / "venv" / "bin" / "python"
     if not os.access(python, os.X_OK):
         pytest.skip(MISSING.format(name))

@@ -40,7 +40,7 @@ BUILD_S = 300.0
 
 
 def why_not() -> str:
-    """Why this cannot be done here, empty where it can."""
+    """The reason why this cannot be done here, empty where it can."""
     if missing := [tool for tool in ("docker-compose", "mmdebstrap", "dockerd") if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}"
     if os.geteuid() != 0:
@@ -93,7 +93,7 @@ class Site:
         }
 
     def compose(self, *words: str, within_s: float = 120, stdin: str = "", **env: str) -> str:
-        """What `docker-compose …` prints. Fails where it does."""
+        """The output of `docker-compose …`. Fails where it does."""
         command = ["docker-compose", "-f", "conf/compose.yaml", "-f", "conf/compose.demo.yaml", *words]
         ran = subprocess.run(
             command,
@@ -112,7 +112,7 @@ class Site:
         """`hive … --json` in the daemon's container, as an operator types it."""
         return json.loads(self.compose("exec", "-T", "daemon", "hive", *words, "--json"))
 
-    def up(self, **env: str) -> None:
+    def up(self, **env: Any) -> None:
         """Returns when every container is healthy and the proxy knows the daemon."""
         self.compose("up", "--detach", **env)
         self.until_well()
@@ -147,7 +147,7 @@ class Site:
         return self.compose("logs", "--no-color", service)
 
     def visit(self, program: str, token: str) -> Any:
-        """What `program` (Python) prints as JSON, in a container of the base image on the network of the agents."""
+        """The JSON that `program` (Python) prints, in a container of the base image on the network of the agents."""
         body = {
             "Image": BASE,
             "Cmd": ["python3", "-c", program],

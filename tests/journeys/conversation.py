@@ -46,7 +46,7 @@ PICTURE = base64.b64encode(_picture()).decode()
 
 
 class Turn(NamedTuple):
-    """What is asked for, in nobody's dialect. `tool`: offered, forced or answered; `format`: json or schema."""
+    """A question in nobody's dialect. `tool`: offered, forced or answered; `format`: json or schema."""
 
     model: str = ""
     words: str = ""
@@ -62,7 +62,7 @@ class Turn(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a client was told. `tokens`: of the prompt and of the answer; `error`: status and words."""
+    """An answer as a client was told it. `tokens`: of the prompt and of the answer; `error`: status and words."""
 
     text: str = ""
     thinking: str = ""
@@ -73,7 +73,7 @@ class Heard(NamedTuple):
     vectors: tuple[tuple[float, ...], ...] = ()
     error: tuple[int, str] = (0, "")
     streamed: bool = False
-    """Whether text came in more than one piece."""
+    """True if text came in more than one piece."""
 
 
 REASONS = {
@@ -293,7 +293,8 @@ class ByOllama(Client):
 
     def generate(self, turn: Turn) -> Heard:
         words, options = HELLO[0]["content"], {"temperature": 0, "num_predict": turn.length}
-        found: Any = self._client.generate(turn.model, words, system=turn.system, options=options, stream=turn.stream)
+        wanted: dict[str, Any] = {"system": turn.system, "options": options, "stream": turn.stream}
+        found: Any = self._client.generate(turn.model, words, **wanted)
         chunks = list(found) if turn.stream else [found]
         last = chunks[-1]
         return Heard(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvloop
 
+from hive.bodies.body_workers import DeepReaders
 from hive.domain import WakeCause
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
@@ -37,8 +38,8 @@ def main(order: str, state: str, runtime: str) -> None:
 
         ProxyLinks._from_daemon = taken  # type: ignore[method-assign]
         ProxyLinks.wake = woken  # type: ignore[method-assign]
-        server.DeepReaders.start = lambda self: None  # type: ignore[method-assign]
-        uvloop.run = asyncio.run
+        DeepReaders.start = lambda self: None  # type: ignore[method-assign]
+        uvloop.run = asyncio.run  # type: ignore[assignment]
         server.main(Paths(Path(state), Path(runtime)), SETTINGS, port=0, ingress_port=0, watch_fd=watch_fd)
 
     bear(program, Path(order))

@@ -1,4 +1,4 @@
-"""Which client package says what before which kind of backend, and whether it hears the same: the matrix.
+"""The matrix: each client package before each kind of backend, and whether it hears the same.
 
 Every step of the conversation is asked through Hive by each package, and once of the backend itself in its own
 dialect. What is heard is compared field by field; ALLOWED says what may differ. Every other difference has a reason in
@@ -38,9 +38,9 @@ ALLOWED = {
     "streamed": "that text came in more than one piece, not how it was cut: a busy vLLM puts several tokens into one",
     "ids, times and durations": "are never compared; Ollama's last line has a `total_duration`",
 }
-"""What of two answers may differ, by the field of Heard."""
+"""Differences that two answers may have, by the field of Heard."""
 MAIN, THINKING, REPLAYED = "main", "thinking", "replayed"
-"""Who answers a step: the backend, another of its kind whose model thinks, or a stand-in (tests/fakes/shapes.py)."""
+"""Answerers of a step: the backend, another of its kind whose model thinks, or a stand-in (tests/fakes/shapes.py)."""
 
 
 class Step(NamedTuple):
@@ -142,7 +142,7 @@ class Matrix:
         return turn._replace(model=turn.model or self.backend.model, stop=stop, stream=row.endswith(STREAMED))
 
     def _ask_directly(self, url: str) -> None:
-        """What the backend itself says in its own dialect."""
+        """The answer of the backend itself in its own dialect."""
         with self.backend.own(Door(url, "none")) as client, ByOpenai(client.door) as by_openai:
             self._expect(client, by_openai, url)
 
@@ -312,7 +312,7 @@ def may_differ() -> str:
 
 
 def section_of(text: str, name: str) -> str:
-    """What the document says of one backend."""
+    """The document's words on one backend."""
     return text.partition(_begin(name))[2].partition(_end(name))[0]
 
 

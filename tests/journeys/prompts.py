@@ -1,4 +1,4 @@
-"""What tests of prompts that are read ahead ask a Hive, its agents, and the server behind it."""
+"""Questions of the tests of prompts that are read ahead: to a Hive, its agents, and the server behind it."""
 
 from __future__ import annotations
 

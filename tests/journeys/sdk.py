@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import anthropic
 import httpx
 import openai
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
 
 HELLO: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 STEADY: Any = {"temperature": 0, "seed": 1}
@@ -64,7 +66,7 @@ OF_THE_MOMENT = [
     (re.compile(rb'"cache_(read|creation)_input_tokens":\d+'), rb'"cache_\1_input_tokens":0'),
     (re.compile(rb'"input_tokens":\d+,"output'), b'"input_tokens":0,"output'),
 ]
-"""What two equal questions to the same backend are answered differently in, whoever asks."""
+"""Fields in which two answers of one backend to equal questions differ, whoever asks."""
 
 
 class Door(NamedTuple):
@@ -78,16 +80,16 @@ class Door(NamedTuple):
         with openai.OpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60) as client:
             yield client
 
-    def openai_async(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60)
+    def openai_async(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.root}/v1", api_key=self.token, max_retries=0, timeout=60)
 
     @contextlib.contextmanager
     def anthropic(self) -> Iterator[anthropic.Anthropic]:
         with anthropic.Anthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60) as client:
             yield client
 
-    def anthropic_async(self) -> anthropic.AsyncAnthropic:
-        return anthropic.AsyncAnthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60)
+    def anthropic_async(self) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.root, api_key=self.token, max_retries=0, timeout=60)
 
     def post(self, path: str, body: dict[str, Any], **fields: str) -> httpx.Response:
         """The bytes themselves, past every package."""
@@ -114,7 +116,7 @@ def events(stream: bytes) -> list[Any]:
 
 
 class Told(NamedTuple):
-    """What a stream says, however its pieces were cut: a busy vLLM puts several tokens into one event."""
+    """Text of a stream, however its pieces were cut: a busy vLLM puts several tokens into one event."""
 
     texts: dict[str, str]
     reasons: list[str]

@@ -111,7 +111,7 @@ class Machine:
         return {name: sorted((self.group(name) / "cgroup.procs").read_text().split()) for name in self.ids}
 
     def state_of(self, name: str) -> dict[str, Any]:
-        """What Hive says, and what the kernel says."""
+        """The state as Hive tells it, and as the kernel does."""
         view, group = self.hive.get(f"/api/agents/{name}"), self.group(name)
         return {
             "status": view["status"],
@@ -145,7 +145,7 @@ class Machine:
         return told | {"took_s": time.monotonic() - asked}
 
     def answer_of(self, name: str) -> str:
-        """What it answers in the end, to a caller who comes again when a refusal says so."""
+        """Its answer in the end, to a caller who comes again when a refusal says so."""
         until_s = time.monotonic() + ANSWERS_WITHIN_S
         while (found := self.call(name))["status"] == 503 and time.monotonic() < until_s:
             time.sleep(float(found["retry_after"]))
@@ -176,17 +176,18 @@ def processes(hive: Stack) -> dict[str, int]:
 
 
 def asleep(machine: Machine) -> dict[str, Any]:
-    kernel = Path("/proc/meminfo").read_text()
+    available = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+    assert available is not None
     return {
         "memory": read_memory()._asdict(),
-        "kernel_available_bytes": int(re.search(r"MemAvailable: +(\d+)", kernel)[1]) * 1024,
+        "kernel_available_bytes": int(available[1]) * 1024,
         "states": {name: machine.true_state(name) for name in machine.names},
         "swapped_out_bytes": _swapped_out_by_taking(TAKEN_BYTES),
     }
 
 
 def _swapped_out_by_taking(size: int) -> int:
-    """What the kernel had to write to swap for a process that takes so much memory."""
+    """Bytes that the kernel had to write to swap for a process that takes so much memory."""
     swapped = counted("pswpout")
     taken = f"b'x' * {size}; print(flush=True); input()"
     with subprocess.Popen([PYTHON, "-S", "-c", f"held = {taken}"], stdin=-1, stdout=-1) as process:
@@ -199,7 +200,7 @@ def _swapped_out_by_taking(size: int) -> int:
 
 
 def woken_at_once(machine: Machine) -> dict[str, Any]:
-    """What was refused is asked for again when that was said to be worth it."""
+    """Asks again for what was refused, when that was said to be worth it."""
     hive, names = machine.hive, machine.names
     before, own, kills = machine.processes(), processes(hive), counted("oom_kill")
     sentences: set[str] = set()
@@ -246,7 +247,7 @@ def killed(machine: Machine) -> dict[str, Any]:
         awake, sleeper = machine.names[number], machine.names[10 + number]
         machine.answer_of(awake)
         before, pid = machine.processes(), hive.kill(process)
-        until(lambda process=process, pid=pid: hive.pid_of(process) != pid, within_s=60, what=f"another {process}")
+        until(lambda process=process, pid=pid: hive.pid_of(process) != pid, within_s=60, what=f"another {process}")  # type: ignore[misc]
         until(lambda: _is_whole(hive.health()), within_s=60, what=f"they found each other without that {process}")
         found[process] = {
             "answers": [machine.answer_of(sleeper), machine.answer_of(awake)],
@@ -298,7 +299,7 @@ def limits(machine: Machine) -> dict[str, Any]:
 
 
 def _cores_of(group: Path) -> float:
-    """How many it uses, over some seconds."""
+    """The number of cores that it uses, over some seconds."""
     since, used_us = time.monotonic(), _used_us(group)
     time.sleep(CPU_WATCHED_S)
     return (_used_us(group) - used_us) / 1e6 / (time.monotonic() - since)

@@ -120,7 +120,7 @@ class Stack:
     def client(self) -> Client:
         return Client(Path((self.state / "socket").read_text().strip()))
 
-    def get(self, target: str, **query: str) -> Any:
+    def get(self, target: str, **query: Any) -> Any:
         return self.client().get(target, **query)
 
     def post(self, target: str, body: dict[str, Any] | None = None) -> Any:
@@ -155,7 +155,7 @@ class Stack:
         return []
 
     def agent_lines(self, name: str) -> list[dict[str, Any]]:
-        """What the agent printed, one JSON object a line; a line being written is passed over."""
+        """Output of the agent, one JSON object a line; a line being written is passed over."""
         return _json_lines(self.agent_log(name))
 
 

@@ -23,7 +23,7 @@ LONGEST_S = 0.2
 WARM_UP = 500
 """Requests before what the process holds is noted: its pools and caches have grown by then."""
 MORE_MIB = 16
-"""What the process may hold more after 10,000 than after WARM_UP: a leak of 2 KiB a request would show."""
+"""Memory that the process may hold more after 10,000 than after WARM_UP: a leak of 2 KiB a request would show."""
 FILES_MORE = 4
 """A file of the spool may have been opened since."""
 CONFIG = """
@@ -165,7 +165,7 @@ async def many(hive: Alone, count: int, chance: random.Random) -> int:
 
 
 async def at_rest(hive: Alone, backend: Backend) -> dict[str, float]:
-    """What is held once nothing has moved for a moment: the backend's idle connections are closed by then."""
+    """Memory and descriptors once nothing has moved for a moment: the backend's idle connections are closed by then."""
     await until(lambda: backend.open == 0, within_s=20, what="every connection to the backend is closed")
     gauges: dict[str, float] = {}
 

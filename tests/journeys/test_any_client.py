@@ -126,7 +126,7 @@ NOTES: dict[str, dict[str, str]] = {
         PASSED_OVER,
     ),
 }
-"""What is to be known of a row."""
+"""Facts to be known of a row."""
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def _standin(kind: str, opened: ExitStack) -> str:
 
 
 def _idle(url: str) -> Callable[[], bool]:
-    """Whether that server itself says that it works on nothing."""
+    """A question to that server itself: whether it works on nothing."""
     running = ("llamacpp:requests_processing", "vllm:num_requests_running")
 
     def idle() -> bool:
@@ -189,7 +189,7 @@ def _idle(url: str) -> Callable[[], bool]:
 
 
 def documented(name: str, seen: str) -> str:
-    """What docs/clients.md has in this section, after writing it where that was asked for."""
+    """The text of docs/clients.md in this section, after writing it where that was asked for."""
     text = DOCUMENT.read_text()
     if os.environ.get("HIVE_WRITE_CLIENTS"):
         DOCUMENT.write_text(text := with_section(text, name, seen))

@@ -87,7 +87,7 @@ def create_called(hive: Stack, name: str, idle_s: float = 0.0) -> None:
 
 
 def said(hive: Stack, *words: str) -> str:
-    """What a command prints. Raises where its exit code is not 0."""
+    """The output of a command. Raises where its exit code is not 0."""
     done = subprocess.run(
         [sys.executable, "-m", "hive", *words, "--state-dir", str(hive.state)], capture_output=True, text=True
     )
@@ -311,7 +311,7 @@ def test_an_image_that_is_not_there_is_named_and_leaves_nothing(hive: Stack, eng
 
 
 def refused(hive: Stack, *words: str) -> str:
-    """What a command says that fails."""
+    """The words of a command that fails."""
     done = subprocess.run(
         [sys.executable, "-m", "hive", *words, "--state-dir", str(hive.state)], capture_output=True, text=True
     )

@@ -151,7 +151,7 @@ def test_without_i_its_stdin_is_at_its_end(hive: Stack) -> None:
 
 
 def test_a_slow_reader_slows_the_program_and_nothing_grows(hive: Stack) -> None:
-    """What is not read is in a pipe and two buffers of bounded size; the program waits for the rest.
+    """Bytes that are not read are in a pipe and two buffers of bounded size; the program waits for the rest.
 
     It begins once its pid was read: both streams come on one connection, so nothing overtakes a stdout that is full.
     """
@@ -394,7 +394,7 @@ class OverTcp:
 
     def frames(self) -> Iterator[tuple[FrameKind, bytes]]:
         reader = FrameReader()
-        while data := self._file.read1(65536):  # type: ignore[attr-defined]
+        while data := self._file.read1(65536):
             yield from reader.feed(data)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,21 +24,13 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, ModelInfo
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
+from hive.link.helper import AskListeners, Listener, PagedOut, Started, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Activity,
-    AgentRow,
-    AskListeners,
-    DaemonTable,
-    Done,
-    Listener,
-    PagedOut,
-    ProxyTable,
-    Started,
-    Stat,
-)
+from hive.link.messages import Activity, AgentRow, DaemonTable, Done, ProxyTable
+from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
+from hive.link.responses import FromProxy
 from hive.link.server import LinkServer, bind_private
 from hive.link.specs import SandboxSpec
 from hive.link.usage import UsageBatch
@@ -52,7 +44,7 @@ RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.
 TURN = post(b"/v1/chat/completions", CHAT)
 CALL = b"GET /agents/alice/turn HTTP/1.1\r\nhost: h\r\nx-hive-token: hi_alice\r\n\r\n"
 LAST_STEPS_S = 0.02
-"""What the proxy does once all is answered is done by then."""
+"""Time in which the proxy has done its last acts once all is answered."""
 
 
 class Sandbox:
@@ -172,6 +164,16 @@ class Stage:
         """Nothing is committed here."""
 
     def active(self, agents: dict[str, float]) -> None: ...
+
+    def slot_demands(self, demands: SlotDemands) -> None: ...
+
+    def slot_flows(self, flows: SlotFlows) -> None: ...
+
+    def look_for_models(self, answer: Callable[[Done], None]) -> None:
+        raise NotImplementedError
+
+    def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
+        raise NotImplementedError
 
     def wake(self, agent: str, cause: str, answer: Any) -> None:
         self.daemon.roster.wake(agent, cause, answer)
@@ -307,7 +309,7 @@ class Move(NamedTuple):
 
     lit_by: str
     frm: AgentStatus
-    act: Callable[[Stage], Awaitable[bool]]
+    act: Callable[[Stage], Coroutine[Any, Any, bool]]
     steps: int
 
 
@@ -368,7 +370,7 @@ async def _one_death(stage: Stage, name: str, step: int) -> bool:
 
 async def _done(stage: Stage, move: Move) -> bool:
     """Whether it was; what the end of the proxy may say, and nothing else."""
-    outcome = await outcome_of(move.act(stage))  # type: ignore[arg-type]
+    outcome = await outcome_of(move.act(stage))
     assert not isinstance(outcome, HiveError) or isinstance(outcome, DependencyDown), outcome
     return outcome is True
 

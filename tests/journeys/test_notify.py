@@ -1,4 +1,4 @@
-"""What systemd hears from daemon and helper: ready when callers are answered, alive while all is well, stopping."""
+"""Messages of daemon and helper to systemd: ready when callers are answered, alive while all is well, stopping."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def start(paths: Paths) -> Iterator[Start]:
     def start_(service: str, **env: str) -> subprocess.Popen[bytes]:
         for directory in (paths.state, paths.runtime):
             directory.mkdir(exist_ok=True)
-        command = [sys.executable, "-P", "-m", "hive", service, "--state-dir", paths.state]
-        found = subprocess.Popen([*command, "--runtime-dir", paths.runtime], env={**os.environ, **env})
+        command = [sys.executable, "-P", "-m", "hive", service, "--state-dir", str(paths.state)]
+        found = subprocess.Popen([*command, "--runtime-dir", str(paths.runtime)], env={**os.environ, **env})
         started.append(found)
         return found
 

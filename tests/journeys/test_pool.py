@@ -46,7 +46,7 @@ def test_each_model_that_is_asked_for_is_loaded_and_answers_as_itself(two_of_thr
     hive.create("alice", "idler.py")
     with client_of(hive, "alice") as client:
         assert {model.id for model in client.models.list()} >= set(LLAMAS)
-        answers = {}
+        answers: dict[str, str | None] = {}
         for model in (*LLAMAS, *LLAMAS):
             answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=5, temperature=0)
             assert answer.model == model

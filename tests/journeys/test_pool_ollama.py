@@ -55,7 +55,7 @@ def slots(hive: Stack) -> dict[str, Any]:
 
 
 def running(server: Program) -> dict[str, str]:
-    """What is in the Ollama's memory, and until which year."""
+    """The models in the Ollama's memory, and until which year."""
     year = {row["model"]: row["expires_at"][:4] for row in server.get("/api/ps").json()["models"]}
     return {model: FOR_EVER if int(at) >= int(FOR_EVER) else at for model, at in year.items()}
 

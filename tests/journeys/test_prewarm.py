@@ -32,7 +32,7 @@ def hive(llama: LlamaServer) -> Iterator[Stack]:
 
 
 def tokens_of(server: LlamaServer, messages: list[dict[str, str]]) -> list[int]:
-    """What the server itself makes of a conversation."""
+    """The server's own reading of a conversation."""
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         text = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
         asked = {"content": text, "add_special": True, "parse_special": True}

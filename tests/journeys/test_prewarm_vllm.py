@@ -24,7 +24,7 @@ def hive(vllm_server: VllmServer) -> Iterator[Stack]:
 
 
 def tokens_of(server: VllmServer, conversation: list[dict[str, str]]) -> list[int]:
-    """What the server itself makes of a conversation."""
+    """The server's own reading of a conversation."""
     asked = {"model": MODEL, "messages": conversation, "add_generation_prompt": True}
     found: list[int] = httpx.post(f"{server.url}/tokenize", json=asked, trust_env=False).json()["tokens"]
     return found

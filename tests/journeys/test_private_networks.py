@@ -12,7 +12,7 @@ import pytest
 
 from hive.host import packet_filter
 from hive.host.cgroup import Subtree
-from hive.link.messages import dialled
+from hive.link.helper import dialled
 from hive.proxy.ingress import SWITCHED
 from tests.fakes.programs import fake_backend
 from tests.journeys.stack import Stack, stack, until
@@ -25,7 +25,8 @@ pytestmark = [
 ]
 
 PORT = 8000
-NOWHERE, SOME = [], ["0.0.0.0/0", "::/0"]
+NOWHERE: list[str] = []
+SOME = ["0.0.0.0/0", "::/0"]
 KINDS = [pytest.param(NOWHERE, id="nowhere"), pytest.param(SOME, id="some", marks=pytest.mark.cgroup)]
 
 

@@ -96,19 +96,20 @@ def test_the_ollama_package_works_on_an_ollama_speaking_stand_in(stand_in: Progr
         hive.create("alice", "idler.py")
         client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
         model = client.list().models[0].model
+        assert model is not None
         expected_in = expected_out = 0
         answer = client.chat(model=model, messages=MESSAGES)
-        expected_in += answer.prompt_eval_count
-        expected_out += answer.eval_count
+        expected_in += answer.prompt_eval_count or 0
+        expected_out += answer.eval_count or 0
         last = list(client.chat(model=model, messages=MESSAGES, stream=True))[-1]
         assert last.done
-        expected_in += last.prompt_eval_count
-        expected_out += last.eval_count
+        expected_in += last.prompt_eval_count or 0
+        expected_out += last.eval_count or 0
         generated = client.generate(model=model, prompt="Hello")
-        expected_in += generated.prompt_eval_count
-        expected_out += generated.eval_count
+        expected_in += generated.prompt_eval_count or 0
+        expected_out += generated.eval_count or 0
         embedded = client.embed(model=model, input="Hello")
-        expected_in += embedded.prompt_eval_count
+        expected_in += embedded.prompt_eval_count or 0
         with pytest.raises(ollama.ResponseError):
             client.pull("llama3.2")
         until(

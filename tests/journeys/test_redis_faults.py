@@ -28,7 +28,7 @@ ASKERS = 4
 PAUSE_S = 0.01
 """Between an answer and the next request of the same asker."""
 BAD_S = 3.0
-"""How long Redis stays bad; SLOW_S where it is slow."""
+"""Time for which Redis stays bad; SLOW_S where it is slow."""
 SLOW_S = 5.0
 CALM_S = 0.7
 """Load before and after."""
@@ -92,7 +92,7 @@ class Victim:
         self.hive = hive
         self.socket = Path((hive.state / "socket").read_text().strip()).with_name("redis.sock")
 
-    def admin(self, **more: object) -> redis.Redis[bytes]:
+    def admin(self, **more: object) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket), **more)  # type: ignore[arg-type]
 
     def kill(self) -> None:
@@ -299,7 +299,7 @@ FAULTS = [
 
 
 class Watcher(threading.Thread):
-    """Whether Redis was seen down, and how many rows came while it was."""
+    """Watches for Redis to be seen down, and counts the rows that came while it was."""
 
     def __init__(self, hive: Stack) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def _asks(client: openai.OpenAI, backend: Backend, text: str, **more: Any) -> An
 
 
 def test_three_turns_are_one_conversation(backend: Backend, door: Door) -> None:
-    """What the model is given is the same as where the client sends everything itself."""
+    """The model is given the same as where the client sends everything itself."""
     with door.openai() as client:
         first = _asks(client, backend, "Hello, who are you?", store=True)
         second = _asks(client, backend, "And where are you?", previous_response_id=first.id)
@@ -88,7 +88,7 @@ def test_three_turns_are_one_conversation(backend: Backend, door: Door) -> None:
         said += [item.to_dict() for item in second.output]
         said += [{"role": "user", "content": "And why?"}]
         whole = client.responses.create(model=backend.model, input=said, max_output_tokens=12, store=False)
-        assert whole.store is False
+        assert whole.store is False  # type: ignore[attr-defined]
         assert whole.usage is not None
         assert third.usage is not None
         assert third.usage.input_tokens == whole.usage.input_tokens
@@ -105,7 +105,7 @@ def test_what_is_kept_is_read_listed_and_deleted(backend: Backend, door: Door) -
         assert client.responses.retrieve(first.id) == first
         items = list(client.responses.input_items.list(second.id, order="asc", limit=1))
         assert [getattr(item, "role", item.type) for item in items][:1] == ["user"]
-        assert [item.content[0].text for item in (items[0], items[-1])] == ["Hello", "And?"]  # type: ignore[union-attr]
+        assert [item.content[0].text for item in (items[0], items[-1])] == ["Hello", "And?"]  # type: ignore[union-attr,index]
         assert {item.id for item in first.output} <= {item.id for item in items}
         newest = client.responses.input_items.list(second.id)
         assert [item.id for item in newest.data] == [item.id for item in reversed(items)]
@@ -166,7 +166,7 @@ def test_a_client_that_names_what_it_believes_stored_works_unmodified(backend: B
 
 
 def test_a_tools_answer_goes_on_from_its_call(backend: Backend, door: Door) -> None:
-    """How every agent loop that keeps nothing itself calls tools."""
+    """The way in which every agent loop that keeps nothing itself calls tools."""
     tools: Any = [{"type": "function", "name": "look_up", "parameters": {"type": "object", "properties": {}}}]
     with door.openai() as client:
         given: Any = {"model": backend.model, "tools": tools, "max_output_tokens": 60}

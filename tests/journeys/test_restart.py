@@ -309,7 +309,7 @@ def test_the_proxy_restarts_under_load_and_nobody_is_refused() -> None:
         try:
             for _ in range(RESTARTS):
                 before = [caller.came["whole"] for caller in load if "long" not in caller.name]
-                until(lambda before=before: _each_got_on(load, before), within_s=20, what="every caller is served")
+                until(lambda before=before: _each_got_on(load, before), within_s=20, what="every caller is served")  # type: ignore[misc]
                 hive.stop_proxy()
                 hive.start_proxy()
             before = [caller.came["whole"] for caller in load if "long" not in caller.name]

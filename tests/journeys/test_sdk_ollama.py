@@ -62,7 +62,7 @@ def test_it_chats_streams_generates_and_embeds(client: ollama.Client) -> None:
 def test_it_raises_the_backends_own_error(client: ollama.Client) -> None:
     for stream in (False, True):
         with pytest.raises(ollama.ResponseError, match="model 'nope' not found") as refused:
-            list(client.chat(model="nope", messages=HELLO, stream=stream))  # type: ignore[call-overload]
+            list(client.chat(model="nope", messages=HELLO, stream=stream))
         assert refused.value.status_code == 404
 
 
@@ -94,7 +94,7 @@ def test_a_runner_that_dies_is_an_error_and_no_clean_end() -> None:
 
 
 def test_loading_and_pulling_are_hives_to_answer(hive: Stack, stand_in: Program) -> None:
-    """What `ollama run` asks first: `show`, then a prompt that is empty."""
+    """The first questions of `ollama run`: `show`, then a prompt that is empty."""
     client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
     before = stand_in.stats()["begun"]
     assert client.generate(MODEL).done_reason == "load"

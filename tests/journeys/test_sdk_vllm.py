@@ -146,7 +146,7 @@ def test_the_openai_package_chats_streams_calls_a_tool_and_lists(direct: Door, t
                 text += chunk.choices[0].delta.content or ""
                 reason = chunk.choices[0].finish_reason
             assert (text, reason) == (whole.choices[0].message.content, "length")
-            called: Any = client.chat.completions.create(
+            called: Any = client.chat.completions.create(  # type: ignore[call-overload]
                 **{**wanted, "max_tokens": 100}, tools=TOOLS, tool_choice=NAMED
             )
             call = called.choices[0].message.tool_calls[0].function
@@ -256,7 +256,10 @@ async def test_who_gives_up_on_an_answer_in_one_piece_frees_the_backend(vllm_ser
         asyncio.create_task(client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=FOREVER))
         for _ in range(2 * SEQUENCES)
     ]
-    running = lambda: requests_at(vllm_server, "running")  # noqa: E731
+
+    def running() -> float:
+        return requests_at(vllm_server, "running")
+
     await asyncio.to_thread(until, lambda: running() == SEQUENCES, within_s=10, what="all sequences run")
     assert requests_at(vllm_server, "waiting") == 0
     for task in asked:

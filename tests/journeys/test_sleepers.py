@@ -1,4 +1,4 @@
-"""What an operator does with sleepers, by the command line on a whole Hive: writes to them, and measures them."""
+"""An operator's work with sleepers, by the command line on a whole Hive: writes to them, and measures them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _prepare(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def results(system: Path) -> Told:
-    """What the guest's program saw."""
+    """The findings of the guest's program."""
     with tempfile.TemporaryDirectory(prefix="hive-vm-") as name:
         content = Path(name) / "content"
         _fill(content)

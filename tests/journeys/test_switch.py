@@ -56,7 +56,11 @@ class Standin(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-ANSWERS = {"/health": {}, "/props": {"build_info": "b1"}, "/v1/models": {"data": [{"id": MODEL}]}}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/health": {},
+    "/props": {"build_info": "b1"},
+    "/v1/models": {"data": [{"id": MODEL}]},
+}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,7 +110,7 @@ def model(hive: Stack) -> httpx.Client:
 
 
 def answered(server: LlamaServer) -> float:
-    """How many tokens it has generated."""
+    """The number of tokens it has generated."""
     text = httpx.get(f"{server.url}/metrics", trust_env=False).text
     return float(
         next(line.split()[1] for line in text.splitlines() if line.startswith("llamacpp:tokens_predicted_total"))
@@ -124,11 +128,12 @@ def in_use(hive: Stack) -> str:
 
 def ended_job(hive: Stack) -> dict[str, Any]:
     """The last job, once it has ended; the daemon may be away meanwhile."""
-    return until(
+    ended: dict[str, Any] = until(
         lambda: next((job for job in hive.get("/api/jobs")["jobs"][:1] if job["state"] != "running"), None),
         within_s=60,
         what="an ended job",
     )
+    return ended
 
 
 @pytest.mark.llama

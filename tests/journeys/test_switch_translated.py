@@ -29,7 +29,7 @@ class Talk(Protocol):
     messages: list[Any]
 
     def turn(self, words: str) -> str:
-        """What is answered, as a stream."""
+        """The answer, as a stream."""
 
     def close(self) -> None: ...
 
@@ -120,7 +120,7 @@ def test_the_next_turn_of_a_conversation_is_answered_by_the_new_backend_and_back
 
 
 def _directly(server: LlamaServer, messages: list[Any]) -> str:
-    """What the server says to the whole conversation, asked by itself in its own dialect."""
+    """The server's words on the whole conversation, asked by itself in its own dialect."""
     with Door(server.url, "none").openai() as client:
         found = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=LENGTH, temperature=0)
     return found.choices[0].message.content or ""

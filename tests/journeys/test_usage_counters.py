@@ -1,4 +1,4 @@
-"""What Hive says was used is what the inference server itself counted: llama-server and vLLM, by their own metrics.
+"""Usage that Hive tells is what the inference server itself counted: llama-server and vLLM, by their own metrics.
 
 Requests that ended exactly; those cut short are flagged, and within 15 % or 8 tokens of what the server generated.
 """
@@ -34,7 +34,7 @@ REQUESTS = 24
 FOREVER = 3000
 """Tokens of an answer nobody waits for."""
 OFF_BY_SHARE, OFF_BY_TOKENS = 0.15, 8
-"""What is promised of a request that was cut short."""
+"""Deviations permitted for a request that was cut short."""
 
 
 class Counted(NamedTuple):
@@ -154,7 +154,7 @@ def hive(backend: Backend) -> Iterator[Stack]:
 
 
 def rows(hive: Stack) -> list[sqlite3.Row]:
-    """What the daemon has recorded, the oldest first."""
+    """The daemon's records, the oldest first."""
     with closing(sqlite3.connect(f"file:{hive.state}/hive.db?mode=ro", uri=True)) as conn:
         conn.row_factory = sqlite3.Row
         return conn.execute("SELECT * FROM inference_usage ORDER BY rowid").fetchall()
@@ -169,7 +169,7 @@ def recorded(hive: Stack, count: int) -> list[sqlite3.Row]:
 
 
 def told(hive: Stack) -> dict[str, int]:
-    """What `hive usage` says of all agents together."""
+    """Sums that `hive usage` tells of all agents together."""
     return dict(hive.get("/api/usage", since="1h", by="model")["totals"])
 
 

@@ -22,21 +22,10 @@ from hypothesis import strategies as st
 from hive.errors import HiveError, LinkLost, TimedOut, WrongState
 from hive.link.client import LinkClient
 from hive.link.framing import MAX_FRAME, Envelope, FrameError, Unpacker, pack
+from hive.link.helper import AskStat, Ended, Listener, ProxyStats, Reconcile, Stat, Thaw, Thawed
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AnyMessage,
-    AskStat,
-    Done,
-    Ended,
-    Listener,
-    ProxyStats,
-    Quiet,
-    Reconcile,
-    Stat,
-    Thaw,
-    Thawed,
-)
+from hive.link.messages import AnyMessage, Done, Quiet
 from hive.link.server import LinkServer, bind_private, peer_of
 from hive.tasks import spawn
 from tests.descriptors import open_descriptors

@@ -20,8 +20,8 @@ def box_of(room_gib: int, **sizes_gib: int) -> PoolBox:
 def crowd(
     box: PoolBox, seconds: int, victim: tuple[str, Band], ask: Callable[[int], list[tuple[str, str, Band]]]
 ) -> int:
-    """Whoever is free asks again each second; `lone` asks for the victim's model. Its answers are counted, and PoolBox
-    fails the moment somebody waits beyond a bound."""
+    """The number of answers of `lone`, which asks for the victim's model while every free agent asks again each second.
+    PoolBox fails the moment somebody waits beyond a bound."""
     answered = 0
     for second in range(seconds):
         if "lone" not in box.busy:

@@ -1,4 +1,4 @@
-"""What the pool knows of a model's memory: from its files, then learnt; over real files and a real database."""
+"""The pool's knowledge of a model's memory: from its files, then learnt; over real files and a real database."""
 
 from __future__ import annotations
 

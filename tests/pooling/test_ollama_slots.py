@@ -47,7 +47,7 @@ class Watched:
         return self.moved[-1]
 
     async def told(self, id: str) -> str:
-        """Why the model cannot be loaded."""
+        """The reason why the model cannot be loaded."""
         facts = await self.slots.facts_of(self.slots.ids[id])
         assert facts.can_load == (not facts.why_not)
         return facts.why_not

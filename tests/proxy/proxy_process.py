@@ -17,17 +17,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
+from hive.link.helper import AskListeners
+from hive.link.helper import Listener as ListenerIs
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AgentRow,
-    AskListeners,
-    DaemonTable,
-    Done,
-    Hello,
-    ProxyTable,
-)
-from hive.link.messages import Listener as ListenerIs
+from hive.link.messages import AgentRow, DaemonTable, Done, Hello, ProxyTable
 from hive.link.server import LinkServer, bind_private
 from hive.settings.table import Paths
 from tests.fakes import systemd

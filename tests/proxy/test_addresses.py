@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hive.domain import WakeCause
-from hive.link.messages import dialled
+from hive.link.helper import dialled
 from tests.muxer import Muxer
 from tests.proxy.at_rest import complaints, held
 from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hive.domain import Tier
-from hive.link.messages import AgentIs, AgentRow, Busy, Close, Closed, ListenerGone
-from hive.link.messages import Listener as ListenerIs
+from hive.link.helper import Listener as ListenerIs
+from hive.link.helper import ListenerGone
+from hive.link.messages import AgentIs, AgentRow, Busy, Close, Closed
 from hive.wire.listeners import SocketListener
 from tests.proxy.harness import (
     CHAT,

@@ -1,4 +1,4 @@
-"""What the proxy tells the daemon of the requests at the slots: over real sockets, `test_slots.py` is the pattern."""
+"""Facts of the requests at the slots that the proxy tells the daemon: over real sockets, after `test_slots.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def last(pool: Pool, slot: str = "a-1") -> SlotFlow | None:
 
 
 def sees(pool: Pool, test: Any) -> Any:
-    """Whether the last message on the slot of the model a passes the test."""
+    """A condition: the last message on the slot of the model a passes the test."""
 
     def is_so() -> bool:
         flow = last(pool)

@@ -26,7 +26,7 @@ from tests.proxy.test_slots import Pool, ask, hold, pooled
 
 
 class Heard:
-    """What the daemon hears of the slots."""
+    """The daemon's news of the slots."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

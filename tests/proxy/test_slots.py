@@ -138,7 +138,7 @@ async def test_the_model_decides_which_server_answers(tmp_path: Path) -> None:
 
 
 async def test_a_body_is_made_for_the_kind_of_its_model_s_server(tmp_path: Path) -> None:
-    """What one server is told in vain, or under another name, the next one is not."""
+    """A field that one server is told in vain, or under another name, the next one is not told."""
     async with pooled(tmp_path, "a", "o", "v") as pool:
         pool.tell(*(pool.row(model) for model in "aov"))
         pool.servers["o"].reply = answer(b'{"model":"o","message":{"content":"o"},"done":true}')

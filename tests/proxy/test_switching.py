@@ -13,12 +13,7 @@ import pytest
 
 from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    CloseBackend,
-    DaemonTable,
-    Drained,
-    OpenBackend,
-)
+from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
 from hive.proxy import switching
 from hive.proxy.switching import SwitchingGate
 from tests.proxy.harness import (

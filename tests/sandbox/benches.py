@@ -1,4 +1,4 @@
-"""What the conformance suite runs against: one bench per runtime, each with the same four kinds of agent."""
+"""Benches of the conformance suite: one per runtime, each with the same four kinds of agent."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Floor:
         self.bench = bench
         self.runtime = bench.runtime
         self.sockets: dict[str, socket.socket] = {}
-        """What listens for each agent."""
+        """The listener of each agent."""
         self._running: dict[str, RunningAgent] = {}
 
     async def prepare(self, kind: str, agent: str = A, **more: object) -> SandboxSpec:
@@ -133,7 +133,7 @@ class Floor:
         return running
 
     def hold(self, running: RunningAgent | None, agent: str = A) -> RunningAgent:
-        """What another helper took over."""
+        """An agent that another helper took over."""
         assert running is not None
         self._running[agent] = running
         return running

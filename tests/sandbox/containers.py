@@ -50,7 +50,7 @@ async def started(floor: Floor, kind: str = "idle", agent: str = A, **more: obje
 
 
 async def ran(floor: Floor, script: str, agent: str = A, **more: object) -> str:
-    """What a script in a container prints, once it ended."""
+    """The output of a script in a container, once it ended."""
     running = await started(floor, "exit7", agent, command=["sh", "-c", script], **more)
     await until(lambda: has_ended(running))
     await running.reap()

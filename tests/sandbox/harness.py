@@ -19,7 +19,7 @@ from hive.domain import RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
 from hive.host.process import Identity, ProcessTable, identify
-from hive.link.messages import Ended
+from hive.link.helper import Ended
 from hive.link.specs import SandboxSpec
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.log_pipes import reading
@@ -72,7 +72,7 @@ def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> Process
 
 
 def runtimes(paths: Paths, freezer: str) -> dict[RuntimeKind, Runtime]:
-    """What a helper in a test runs."""
+    """The program of a helper in a test."""
     return {RuntimeKind.PROCESS: runtime(paths, freezer)}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from hive.host.cgroup import Subtree
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.sandbox import server
@@ -28,10 +29,11 @@ def main(order: str, state: str, runtime: str, freezer: str) -> None:
             take(self, link, message, reply)
 
         server.HelperServer._on_message = taken  # type: ignore[method-assign]
-        server.FreezeLimits = lambda: FreezeLimits(report_s=0.02)  # type: ignore[misc,assignment] - no `hive up` reaps anybody here
-        uvloop.run = asyncio.run
+        # No `hive up` reaps anybody here.
+        server.FreezeLimits = lambda: FreezeLimits(report_s=0.02)  # type: ignore[misc,assignment,attr-defined]
+        uvloop.run = asyncio.run  # type: ignore[assignment]
         if freezer == "signals":
-            server.Subtree.find = lambda state: None  # type: ignore[method-assign,assignment]
+            Subtree.find = lambda state: None  # type: ignore[method-assign]
         server.main(Paths(Path(state), Path(runtime)), Settings(), watch_fd)
 
     bear(program, Path(order))

@@ -71,7 +71,7 @@ def left(paths: Paths) -> list[int]:
 
 
 def command(paths: Paths, *flags: str) -> Callable[[str], list[str]]:
-    """What starts the server of a slot in a test."""
+    """The starter of a slot's server in a test."""
 
     def made(slot: str) -> list[str]:
         socket = str(paths.slot_socket(slot))

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -36,8 +37,11 @@ MACHINE = msgspec.structs.replace(
 IMAGES = Policy(images=["debian:*"], kernels=["/boot/k"], rootfs=["/img/"])
 
 
-def changed(what: SandboxSpec | Policy, **more: object) -> SandboxSpec:
-    return msgspec.structs.replace(what, **more)  # type: ignore[type-var]
+Changed = TypeVar("Changed", SandboxSpec, Policy)
+
+
+def changed(what: Changed, **more: object) -> Changed:
+    return msgspec.structs.replace(what, **more)
 
 
 def the_same(path: str) -> str:
@@ -402,7 +406,7 @@ async def test_a_spec_outside_the_policy_is_neither_defined_nor_started(
     helper = HelperServer(paths, runtimes(paths, freezer), allowed=Allowed(file))
     await helper.open()
     daemon = await connect()
-    network = {"egress": [] if os.geteuid() == 0 else None}
+    network: dict[str, Any] = {"egress": [] if os.geteuid() == 0 else None}
     file.write_text("programs = ['/usr/bin/*']\n[networks]\nhost = true\n[limits]\nfiles = 88\n")
     helper.reload()
     with pytest.raises(NotPermitted, match="program /bin/no"):

@@ -1,4 +1,4 @@
-"""What the helper writes down of what it was asked."""
+"""Notes of the helper on what it was asked."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from hive.errors import HiveError
+from hive.link.helper import AskStat, ProxyStats, Start, Thaw
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskStat,
-    Done,
-    Failed,
-    ProxyStats,
-    Start,
-    Thaw,
-)
+from hive.link.messages import Done, Failed
 from hive.sandbox import audit
 from hive.sandbox.audit import Audit, LinkPeer
 from hive.settings.table import Paths
@@ -127,7 +121,7 @@ def test_the_answer_is_given_first_and_a_question_is_not_written_down(
     caplog.set_level(logging.INFO, logger="hive")
     order: list[str] = []
     log = Audit()
-    caplog.handler.addFilter(lambda record: order.append("line") is None)
+    caplog.handler.addFilter(lambda record: order.append("line") is None)  # type: ignore[func-returns-value]
     log.noted(Thaw(agent=A), "a", PEER, lambda *_: order.append("answer"))(Done())
     assert order == ["answer", "line"]
     assert say(log, AskStat(), ProxyStats(agents={})) == [ProxyStats(agents={})]

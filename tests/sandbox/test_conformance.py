@@ -1,4 +1,4 @@
-"""What every runtime promises (hive/sandbox/runtime.py), shown on each of them: real processes, a real Docker engine.
+"""Promises of every runtime (hive/sandbox/runtime.py), shown on each of them: real processes, a real Docker engine.
 
 The virtual machines' bench is `bench_firecracker.py`.
 """
@@ -266,7 +266,7 @@ async def test_the_exit_code_is_the_programs(floor: Floor) -> None:
 
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_stop_lets_it_end_by_itself(floor: Floor, asleep: bool) -> None:
-    """What is frozen hears nothing: it is thawed first."""
+    """A frozen process hears nothing: it is thawed first."""
     running = await floor.start("idle")
     if asleep:
         await freeze(running)

@@ -1,4 +1,4 @@
-"""What the kernel says of a container, in either version of control groups; files stand in for the one a host lacks.
+"""Figures of the kernel on a container, in either version of control groups; files stand in for the one a host lacks.
 
 The real thing is in test_docker.py: there Docker's own groups are read, on whatever the host has.
 """

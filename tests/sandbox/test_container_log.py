@@ -1,4 +1,4 @@
-"""That a container's output is copied once, however often the stream breaks off; for real in test_docker.py."""
+"""Output of a container is copied once, however often the stream breaks off; for real in test_docker.py."""
 
 from __future__ import annotations
 

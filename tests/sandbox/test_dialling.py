@@ -27,7 +27,8 @@ from hive.errors import (
 from hive.host import http_call, netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
-from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.link.helper import Dial, Dialled, dialled
+from hive.link.messages import Hello
 from hive.link.server import bind_private
 from hive.sandbox import dialling
 from hive.sandbox.server import HelperServer
@@ -73,7 +74,7 @@ class Proxy:
         return socket.socket(fileno=descriptor)
 
     async def call(self, agent: str, said: bytes = b"hello") -> bytes:
-        """What the agent answers. A connection its program does not take yet is tried again."""
+        """The agent's answer. A connection its program does not take yet is tried again."""
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -150,7 +151,7 @@ async def test_who_sleeps_or_does_not_run_is_not_connected_to(paths: Paths, daem
 
 @pytest.mark.parametrize("more", [{"port": None}, {"egress": None}, {"egress": None, "port": None}], ids=str)
 async def test_one_without_a_port_of_that_kind_has_none_for_the_helper_either(
-    paths: Paths, daemon: Daemon, proxy: Proxy, more: dict[str, object]
+    paths: Paths, daemon: Daemon, proxy: Proxy, more: dict[str, Any]
 ) -> None:
     assert await started(daemon, paths, SLEEP, **more) == ""
     with pytest.raises(NotSupported, match="no port that only the helper gets to"):
@@ -162,7 +163,7 @@ async def test_only_the_proxy_may_ask_for_it(paths: Paths, daemon: Daemon, proxy
     assert await proxy.call(A) == b"agent: hello"
     for role in ("daemon", "up"):
         other = Proxy(paths, role)
-        await until(lambda other=other: other.client.connected)
+        await until(lambda other=other: other.client.connected)  # type: ignore[misc]
         with pytest.raises(NotPermitted, match=f"{role} may not ask Dial"):
             await other.dial(A)
         other.client.close()
@@ -228,7 +229,7 @@ async def test_after_a_kill_of_the_helper_the_next_one_connects_too(
 
 
 async def test_the_network_of_the_host_is_never_connected_in() -> None:
-    """Whatever record led there: the process that is taken for the agent's is looked at, not what is said of it."""
+    """Looks at the process that is taken for the agent's, not at what any record says of it."""
     with socket.create_server(("127.0.0.1", 0)) as host, spawn(SLEEP, env={"PATH": os.defpath}) as child:
         fd = os.pidfd_open(child.pid)
         with pytest.raises(WrongState, match="it is in the host's network"):

@@ -1,4 +1,4 @@
-"""What is special about Docker; what every runtime promises is in test_conformance.py.
+"""Specialities of Docker; the promises of every runtime are in test_conformance.py.
 
 Traps are numbered as in the list of sleeping and waking on one host: 1, 2, 4, 7, 8 and 11 are the proxy's and the
 daemon's; 15 is systemd's, 16 is shown on real processes, 18 to 20 and 23 are Firecracker's. Docker's own, and what its
@@ -404,7 +404,7 @@ async def test_a_log_that_is_cut_back_goes_on(floor: Floor) -> None:
 
 
 async def test_a_flood_never_takes_more_than_twice_the_bound(floor: Floor, engine: DockerEngine) -> None:
-    """What the engine keeps of it included: that alone was twice the bound, and the log had a second of it more."""
+    """The engine's own log of it is included: that alone was twice the bound, and the log had a second of it more."""
     bound = 1 << 18
     spec = floor.bench.spec(A, "idle")
     running = await started(floor, command=["sh", "-c", "echo ready; sleep 1; while :; do seq 1 10000; done"])

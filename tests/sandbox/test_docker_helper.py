@@ -15,6 +15,7 @@ from hive.host.process import spawn
 from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths, Sandbox
@@ -45,7 +46,7 @@ async def open_docker(paths: Paths, engine: DockerEngine) -> AsyncIterator[OpenH
     async def open_(docker_socket: str = str(engine.socket), **limits: float) -> HelperServer:
         docker = DockerRuntime(paths, Sandbox(docker_socket=docker_socket), log_max_bytes=1 << 17)
         process = ProcessRuntime(paths, subtree=None, log_max_bytes=65536)
-        runtimes = {RuntimeKind.DOCKER: docker, RuntimeKind.PROCESS: process}
+        runtimes: dict[RuntimeKind, Runtime] = {RuntimeKind.DOCKER: docker, RuntimeKind.PROCESS: process}
         helper = HelperServer(paths, runtimes, limits=FreezeLimits(**{"log_check_s": 0.02, **limits}))
         await helper.open()
         opened.append(helper)

@@ -16,6 +16,8 @@ import pytest
 
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host.process import ProcessTable
+from hive.link.specs import SandboxSpec
+from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_notes import Notes
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.server import make_directories
@@ -53,6 +55,13 @@ async def own(paths: Paths) -> AsyncIterator[tuple[Floor, PrivateEngine]]:
             yield floor, engine
 
 
+async def taken_over(floor: Floor, spec: SandboxSpec, running: RunningContainer) -> RunningContainer:
+    """The agent as the next helper has it."""
+    adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
+    assert isinstance(adopted, RunningContainer)
+    return adopted
+
+
 # --- paused by Hive, by hand, behind the engine's back -----------------------------------------------------------
 
 
@@ -87,7 +96,7 @@ async def test_trap_10_what_a_human_paused_is_left_alone(
     assert await floor.runtime.thaw_strays(set()) == []
     running.close()
     spec = floor.bench.spec(A, "idle")
-    adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
+    adopted = await taken_over(floor, spec, running)
     assert not adopted.is_frozen()
     assert not adopted.is_half_frozen()
     await thaw(adopted)
@@ -122,7 +131,7 @@ async def test_trap_10_a_pause_of_hives_is_known_as_such_by_the_next_helper(floo
     await freeze(running)
     running.close()
     spec = floor.bench.spec(A, "burn")
-    adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
+    adopted = await taken_over(floor, spec, running)
     assert adopted.is_frozen()
     await thaw(adopted)
     assert not paused(engine, running)
@@ -137,7 +146,7 @@ async def test_a_pause_that_was_only_begun_is_undone_by_the_next_helper(
     notes = Notes(paths.state / "docker" / A)
     notes.asleep = True
     spec = floor.bench.spec(A, "burn")
-    adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
+    adopted = await taken_over(floor, spec, running)
     assert adopted.is_half_frozen()
     await thaw(adopted)
     assert not adopted.is_half_frozen()
@@ -300,7 +309,7 @@ async def test_an_agent_outlives_its_engine_and_is_woken_without_it(own: tuple[F
     await thaw(asleep)
     await works(asleep)
     awake.close()
-    adopted = floor.hold(await floor.runtime.adopt(A, spec, awake.run, mark=MARKS[A]))
+    adopted = await taken_over(floor, spec, awake)
     assert truth(adopted) == "running"
     engine.start()
     await until(lambda: not paused(engine, asleep))

@@ -22,15 +22,10 @@ from hive.domain import Limits, RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSupported, TimedOut, WrongState
 from hive.host.process import ProcessTable
 from hive.link.client import LinkClient
+from hive.link.helper import AskListeners, Listener, dialled
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-    dialled,
-)
+from hive.link.messages import Done, Hello
 from hive.link.specs import SandboxSpec
 from hive.sandbox import vmm
 from hive.sandbox.log_process import append
@@ -74,7 +69,7 @@ async def prepared(bench: FirecrackerBench, spec: SandboxSpec, agent: str = A) -
 
 
 def called_at(bench: FirecrackerBench) -> str:
-    """Where the port of a guest is asked for: as root by the helper, for the VMM is another user's."""
+    """The way to the port of a guest: as root by the helper, for the VMM is another user's."""
     return dialled(A, 8080) if ROOT else f"vsock:{bench.top(A)}/root/run/v.sock:8080"
 
 
@@ -300,7 +295,7 @@ async def test_what_this_host_lacks_is_said_and_nothing_is_started(bench: Firecr
     spec = await prepared(bench, bench.spec(A, "idle"))
     before = everything_under(bench.top(A))
     nowhere = bench.paths.state / "nowhere"
-    lacking = bench.new_runtime(kvm=nowhere) if what == "kvm" else bench.new_runtime(**{what: str(nowhere)})
+    lacking = bench.new_runtime(kvm=nowhere) if what == "kvm" else bench.new_runtime(**{what: str(nowhere)})  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="nowhere"):
         await lacking.start(A, spec, mark=MARK)
     assert "nowhere" in (await lacking.capabilities()).why_not
@@ -453,7 +448,7 @@ async def test_an_agent_nobody_wrote_down_is_found_in_its_jail(jailed: Firecrack
 
 
 class Proxy:
-    """What the proxy does of it: takes the agents' listeners over the link and serves them."""
+    """The proxy's part of it: takes the agents' listeners over the link and serves them."""
 
     def __init__(self, paths: Paths) -> None:
         self.served: dict[str, asyncio.Server] = {}

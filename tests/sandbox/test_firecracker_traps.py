@@ -75,7 +75,7 @@ def has_huge_pages() -> bool:
 
 
 class Call:
-    """What the proxy does: a connection through `CONNECT <port>`, whose answer comes once the devices work."""
+    """The proxy's part: a connection through `CONNECT <port>`, whose answer comes once the devices work."""
 
     def __init__(self, running: RunningMachine) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

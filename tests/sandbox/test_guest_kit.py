@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ollama
 import openai
@@ -53,7 +54,7 @@ def test_unmodified_sdks_reach_the_mounted_socket(short_path: Path, told_by: str
     arguments = (str(path),) if told_by == "argument" else ()
     env = {told_by: str(path)} if told_by != "argument" else {}
     with fake_backend("ollama", socket=path), forwarder(*arguments, port=port, **env):
-        message = {"role": "user", "content": "hello"}
+        message: Any = {"role": "user", "content": "hello"}
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client:
             pieces = list(client.chat.completions.create(model="tiny", messages=[message], stream=True))
             assert pieces[-1].choices[0].finish_reason == "stop"

@@ -1,4 +1,4 @@
-"""What an agent that may go nowhere (`egress = []`) reaches of Hive and its neighbours: its own way to Hive, only.
+"""Reach of an agent that may go nowhere (`egress = []`) in Hive and its neighbours: its own way to Hive, only.
 
 All of it is tried from inside, by a program that tells what came of each; what is tried is printed (`pytest -rP`).
 The same program outside, as root, reaches every one of them: that they can be reached is not what makes it fail.
@@ -88,7 +88,7 @@ print(json.dumps(tried), flush=True)
 
 
 Targets = dict[str, tuple[str, str]]
-"""What is to be out of reach → how that is tried, and where."""
+"""Things to be out of reach → how that is tried, and where."""
 
 
 class Case(NamedTuple):
@@ -237,7 +237,8 @@ def probe(targets: Targets) -> list[str]:
 
 
 def said(text: str) -> dict[str, str]:
-    return json.loads(text.splitlines()[-1])
+    found: dict[str, str] = json.loads(text.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -269,7 +270,7 @@ async def test_an_agent_that_may_go_nowhere_reaches_nothing_but_hives_own_door(
 async def test_on_the_hosts_network_the_ports_of_the_host_are_in_reach_and_the_files_are_not(
     paths: Paths, neighbours: tuple[Daemon, Targets], case: Case
 ) -> None:
-    """What `isolation: uid` means, and why `egress = []` is worth asking for."""
+    """The meaning of `isolation: uid`, and why `egress = []` is worth asking for."""
     daemon, targets = neighbours
     await daemon.client.define(A, spec(paths, A, probe(targets)))
     await daemon.client.start(A)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,7 @@ from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, WakeCause
 from hive.errors import HiveError, LinkLost
 from hive.host.cgroup import Subtree, state_label
 from hive.host.process import ProcessTable
-from hive.link.messages import Busy, Closed
+from hive.link.messages import Activity, Busy, Closed
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Paths
 from tests.examples import stride
@@ -51,7 +51,7 @@ class OpenGates:
 
     still_closed = close
 
-    async def activity(self) -> dict[str, Any]:
+    async def activity(self, agents: Collection[str] = ()) -> dict[str, Activity]:
         return {}
 
     def asleep(self, agent: Agent) -> None:
@@ -150,7 +150,7 @@ class Stage:
         assert self.daemon.wrong == [], where
 
     def left(self) -> list[str]:
-        """What should not be there once the agent is removed."""
+        """Leftovers that should not be there once the agent is removed."""
         found = [self.paths.agent_socket(A), self.paths.home(A), self.paths.log(A)]
         if (subtree := Subtree.find(self.paths.state)) is not None:
             found += [leaf.path for leaf in subtree.leaves()]
@@ -203,7 +203,7 @@ class Transition(NamedTuple):
 
 
 LAST_STEPS_S = 0.02
-"""What the helper does once it has answered is done by then."""
+"""Time in which the helper has done its last acts once it has answered."""
 
 
 async def _wake(stage: Stage) -> None:
@@ -283,8 +283,8 @@ async def _one_death(stage: Stage, name: str, step: int, *, child: int = 0, daem
 
 
 async def _done(stage: Stage, act: Act) -> str:
-    """What kept it from being done; what the end of the helper may say, and nothing else."""
-    outcome = await outcome_of(act(stage))  # type: ignore[arg-type]
+    """The reason why it was not done; what the end of the helper may say, and nothing else."""
+    outcome = await outcome_of(act(stage))
     assert not isinstance(outcome, HiveError) or isinstance(outcome, LinkLost), outcome
     why_not = outcome.why_not if isinstance(outcome, Attempt) else outcome
     return "" if why_not is None else str(why_not)

@@ -22,12 +22,9 @@ from pathlib import Path
 import pytest
 
 from hive.errors import BadRequest, WrongState
+from hive.link.helper import Listener, ListenerGone
 from hive.link.link import Link
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    Listener,
-    ListenerGone,
-)
 from hive.sandbox.jail import bind_in, unlink_in
 from hive.sandbox.listeners import Listeners
 from tests.sandbox.harness import until
@@ -53,7 +50,7 @@ with socket.socket(socket.AF_UNIX) as sock:
         sock.sendall(b"hello\\n")
         print("connected")
 """
-"""What Firecracker does for its guest: chroot, another user, connect to the short name."""
+"""Firecracker's part for its guest: chroot, another user, connect to the short name."""
 
 MISCHIEF = """
 import contextlib, os, random, sys
@@ -110,7 +107,7 @@ class Jail:
         return bind_in(self.base, self.path, owner=(UID, UID))
 
     def connect(self, uid: int, gid: int | None = None) -> str:
-        """What came of it inside the jail."""
+        """The result of it inside the jail."""
         command = [sys.executable, "-S", "-c", CONNECT, str(self.root), str(uid), str(uid if gid is None else gid)]
         return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
 
@@ -291,7 +288,7 @@ def test_whatever_the_jails_user_does_meanwhile_nothing_else_becomes_his(jail: J
 
 
 class Follower:
-    """What the proxy is told, and the sockets it is handed; `link` is the helper's end."""
+    """The proxy's news, and the sockets it is handed; `link` is the helper's end."""
 
     def __init__(self) -> None:
         here, there = socket.socketpair()

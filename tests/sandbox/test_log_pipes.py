@@ -204,12 +204,12 @@ async def test_a_reader_that_is_killed_costs_no_line_and_no_agent(
     helper_process()
     daemon = await connect()
     pid = await running(daemon, paths, [PYTHON, "-S", "-c", COUNTS])
-    readers = set()
+    readers: set[int] = set()
     for _ in range(5):
         await until(lambda: reading(paths.log_pipes) not in {0, *readers})
         readers.add(reading(paths.log_pipes))
         size = paths.log(A).stat().st_size
-        await until(lambda size=size: paths.log(A).stat().st_size > size)
+        await until(lambda size=size: paths.log(A).stat().st_size > size)  # type: ignore[misc]
         os.kill(reading(paths.log_pipes), signal.SIGKILL)
     await until(lambda: reading(paths.log_pipes) not in {0, *readers})
     assert alive(pid)
@@ -246,8 +246,8 @@ async def test_the_next_helper_starts_a_reader_of_its_own(
         before, first = daemon.connected, reading(paths.log_pipes)
         helper.end(signal.SIGKILL)
         helper = helper_process()
-        await until(lambda before=before: daemon.connected > before)
-        await until(lambda first=first: reading(paths.log_pipes) not in (0, first) and not alive(first))
+        await until(lambda before=before: daemon.connected > before)  # type: ignore[misc]
+        await until(lambda first=first: reading(paths.log_pipes) not in (0, first) and not alive(first))  # type: ignore[misc]
     await daemon.client.stop(A, grace_s=1)
     found = numbers(paths.log(A))
     assert found == list(range(1, len(found) + 1))

@@ -96,7 +96,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(found: MachineDir, t
 
 
 def test_what_could_not_be_made_whole_is_not_left(found: MachineDir) -> None:
-    """That it cannot be given to its user shows only once it is there."""
+    """A file that cannot be given to its user shows that only once it is there."""
     with pytest.raises(OverflowError):
         found.make(NOTE, NOBODY)
     assert not found.top.exists()

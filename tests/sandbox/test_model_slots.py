@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hive.backends.entries import slot_id
 from hive.errors import BadRequest, ConfigError, NotFound, NotPermitted, NotSupported
 from hive.host.process import identify
 from hive.link.slots import ProcessState, SlotGrant, SlotStart
 from hive.sandbox.model_slots import described
 from hive.sandbox.server import HelperServer
+from hive.settings.pool import slot_id
 from hive.settings.table import Paths
 from hive.up import ending
 from tests import llama
@@ -42,7 +42,7 @@ def grants(paths: Paths) -> list[str]:
 
 
 async def ask(paths: Paths, script: str) -> bytes:
-    """What the server of A answers to a message."""
+    """The answer of the server of A to a message."""
     reader, writer = await asyncio.open_unix_connection(paths.slot_socket(A))
     body = json.dumps({"messages": [{"role": "user", "content": script}]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -17,15 +17,10 @@ from hive.errors import HiveError, NotPermitted, NotSupported, WrongState
 from hive.host import netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
+from hive.link.helper import AskListeners, Listener, ListenerGone
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-    ListenerGone,
-)
+from hive.link.messages import Done, Hello
 from hive.sandbox.listeners import INNER_PATH
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task
@@ -170,7 +165,7 @@ async def test_a_restarted_agent_has_a_new_network_and_a_new_listener(
     for _ in range(3):
         await daemon.client.start(A)
         ends = len(daemon.ended)
-        await until(lambda ends=ends: len(daemon.ended) > ends)
+        await until(lambda ends=ends: len(daemon.ended) > ends)  # type: ignore[misc]
     assert paths.log(A).read_text() == f"{A} by {INNER_PATH}\n" * 3
     await until(lambda: proxy.gone.count((A, INNER_PATH)) == 3)
 
@@ -201,7 +196,7 @@ async def test_over_a_kill_of_the_helper_an_agent_asks_on_and_the_next_helper_li
     helper.end(signal.SIGKILL)
     for _ in range(2):
         before = len(paths.log(A).read_text())
-        await until(lambda before=before: len(paths.log(A).read_text()) > before)
+        await until(lambda before=before: len(paths.log(A).read_text()) > before)  # type: ignore[misc]
     helper_process()
     await until(lambda: proxy.listeners.get((A, INNER_PATH)) not in (None, first))
     before = len(paths.log(A).read_text())
@@ -256,7 +251,9 @@ async def test_a_network_that_takes_its_time_keeps_no_other_waiting(
     finally:
         goes_on.set()
     await starting
-    assert netns.differs((await daemon.client.stat([A]))[A].pid)
+    pid = (await daemon.client.stat([A]))[A].pid
+    assert pid is not None
+    assert netns.differs(pid)
 
 
 # --- by itself ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hive.errors import LinkLost, NotSupported, Saturated, WrongState
 from hive.host.memory import advise_pageout
 from hive.host.paging import choose
 from hive.host.process import Identity, identify
-from hive.link.messages import PagedOut
+from hive.link.helper import PagedOut
 from hive.sandbox import pageout
 from hive.sandbox.pageout import SLICE_BYTES, by_reclaim, slices, why_not
 from hive.settings.table import Paths
@@ -349,7 +349,7 @@ async def nothing_left(pids: Callable[[], list[int]]) -> PagedOut:
 async def test_of_an_agent_that_ended_nothing_is_paged_out(some_swap: str) -> None:
     for pids in ([], [2**22 + 1]):
         with pytest.raises(WrongState, match="no process"):
-            await nothing_left(lambda pids=pids: pids)
+            await nothing_left(lambda pids=pids: pids)  # type: ignore[misc]
 
 
 @pytest.mark.root
@@ -374,7 +374,7 @@ def test_a_process_that_ended_meanwhile_is_passed_over(some_swap: str) -> None:
 
 @pytest.fixture
 def leaf(tmp_path: Path) -> Path:
-    """What a leaf with the v2 memory controller looks like; the kernel of the test host has it on v1."""
+    """The look of a leaf with the v2 memory controller; the kernel of the test host has it on v1."""
     (tmp_path / "memory.stat").write_text(f"file 4096\nanon {10 * MIB}\nanon_thp 0\n")
     (tmp_path / "memory.reclaim").touch()
     return tmp_path
@@ -474,5 +474,5 @@ def test_slices_cover_each_range_exactly_and_none_is_larger_than_promised(gaps: 
     assert all(0 < length <= SLICE_BYTES for _, length in cut)
     assert all(start // SLICE_BYTES == (start + length - 1) // SLICE_BYTES for start, length in cut)
     assert sum(length for _, length in cut) == sum(end - start for start, end in ranges)
-    pages = {page for start, length in cut for page in range(start, start + length, 4096)}
-    assert pages == {page for start, end in ranges for page in range(start, end, 4096)}
+    whole = {page for start, length in cut for page in range(start, start + length, 4096)}
+    assert whole == {page for start, end in ranges for page in range(start, end, 4096)}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hive.backends.entries import slot_id
 from hive.errors import ConfigError, NotFound
 from hive.link.slots import ProcessState
+from hive.settings.pool import slot_id
 from hive.settings.table import Paths
 from tests import llama
 from tests.sandbox.harness import alive

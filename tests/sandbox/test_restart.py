@@ -1,4 +1,4 @@
-"""What happens to agents when the helper leaves or dies, seen with the helper as a process of its own."""
+"""The fate of agents when the helper leaves or dies, seen with the helper as a process of its own."""
 
 # ruff: noqa: ASYNC110, ASYNC240 - as in harness.py
 from __future__ import annotations
@@ -16,15 +16,10 @@ import pytest
 from hive.errors import ConfigError, WrongState
 from hive.host.process import identify
 from hive.link.client import LinkClient
+from hive.link.helper import WENT_DOWN, AskListeners, Listener
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import (
-    WENT_DOWN,
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-)
+from hive.link.messages import Done, Hello
 from hive.settings.table import Paths
 from tests.sandbox.harness import (
     BURN,
@@ -288,7 +283,7 @@ async def test_no_agent_dies_and_no_line_is_lost_when_the_helper_is_killed_while
         await until(lambda: all(paths.log(agent).stat().st_size for agent in agents))
         helper = await replaced(daemon, helper, helper_process, signal.SIGKILL)
         sizes = {agent: paths.log(agent).stat().st_size for agent in agents}
-        await until(lambda sizes=sizes: all(paths.log(agent).stat().st_size > size for agent, size in sizes.items()))
+        await until(lambda sizes=sizes: all(paths.log(agent).stat().st_size > size for agent, size in sizes.items()))  # type: ignore[misc]
     assert {agent: found.pid for agent, found in (await daemon.client.stat()).items()} == agents
     assert daemon.ended == []
     for agent in agents:
@@ -346,7 +341,7 @@ async def test_a_process_that_got_the_pid_of_an_ended_agent_is_left_alone(
         kept.write_bytes(msgspec.json.encode(record))
         before = daemon.connected
         helper = helper_process()
-        await until(lambda now=before: daemon.connected > now)
+        await until(lambda now=before: daemon.connected > now)  # type: ignore[misc]
         assert (await daemon.client.stat())[A].state == "gone"
         await daemon.client.stop(A, grace_s=1)
         assert state(bystander.pid) == "S"

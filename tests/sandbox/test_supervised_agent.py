@@ -1,4 +1,4 @@
-"""What comes in between: a page-out that is overtaken, a helper that lacks a runtime, an engine that is down."""
+"""Events in between: a page-out that is overtaken, a helper that lacks a runtime, an engine that is down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hive.domain import DockerSpec, RuntimeKind
 from hive.errors import DependencyDown, NotSupported, WrongState
-from hive.link.messages import PagedOut
+from hive.link.helper import PagedOut
 from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime, RunningProcess
 from hive.sandbox.runtime import Run, RunningAgent
@@ -36,7 +36,7 @@ async def test_a_sleepers_log_is_looked_at_once_and_anew_after_it_was_awake(
     daemon = await connect()
 
     async def looked_in_rounds(rounds: int) -> int:
-        """How often at the sleeper's, while at the other's so often."""
+        """The number of looks at the sleeper, in so many at the other."""
         before, until_round = looked[sleeper], looked[clock] + rounds
         await until(lambda: looked[clock] >= until_round)
         return looked[sleeper] - before

@@ -14,7 +14,6 @@ import pytest
 from hive.errors import ConfigError
 from hive.host.process import Identity
 from hive.link.specs import SandboxSpec
-from hive.sandbox import table as table_module
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import AgentRecords, Record
 
@@ -54,7 +53,7 @@ async def test_a_missing_table_is_an_empty_one(tmp_path: Path) -> None:
 
 
 async def test_a_table_in_one_file_is_taken_over(tmp_path: Path) -> None:
-    """What lives when Hive is upgraded is known to the new helper, and to the old one where the upgrade is undone."""
+    """Agents that live when Hive is upgraded are known to the new helper, and to the old one after a downgrade."""
     whole = {"version": 1, "agents": {"a1": Record(spec=SPEC, run=RUN), "a2": Record(spec=SPEC)}}
     (tmp_path / "sandbox.json").write_bytes(msgspec.json.encode(whole))
     (tmp_path / "sandbox.d").mkdir()
@@ -116,7 +115,7 @@ async def test_a_slow_durable_save_does_not_bring_back_an_old_pid(
         go_on.wait(20)
         fsync(fd)
 
-    monkeypatch.setattr(table_module.os, "fsync", slow_fsync)
+    monkeypatch.setattr("hive.sandbox.table.os.fsync", slow_fsync)
     durable = asyncio.create_task(table.save_durably("a1"))
     assert await asyncio.to_thread(at_the_disk.wait, 20)
     record.run = RUN

@@ -1,4 +1,4 @@
-"""What an agent's unit says, by table; what systemd makes of it is in tests/host/test_unit.py."""
+"""Settings of an agent's unit, by table; what systemd makes of them is in tests/host/test_unit.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLACES = Places(
 )
 OWN = Network("/proc/7/fd/9", 4026532000)
 EXPOSURE_MAX = 2.5
-"""What `systemd-analyze security` may count for an agent's unit, of 10; 9.6 is a plain service."""
+"""Exposure that `systemd-analyze security` may count for an agent's unit, of 10; 9.6 is a plain service."""
 
 
 def said(name: str, spec: SandboxSpec = SPEC, network: Network | None = OWN, places: Places = PLACES) -> list[str]:

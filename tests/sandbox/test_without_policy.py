@@ -1,4 +1,4 @@
-"""What of the host's files an agent is given where root wrote no policy file."""
+"""Files of the host that an agent is given where root wrote no policy file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_an_image_is_what_everybody_may_read() -> None:
     """A machine with rootfs = "/etc/shadow" had a copy of it for a disk, made by root."""
     check(machine("/boot/vmlinux", "/images/a.ext4"), Host())
     check(machine("/boot/vmlinux", "/srv/images/a.ext4"), Host(closed="/srv/images/a.ext4"))
-    initrd = msgspec.structs.replace(machine("/srv/k", "/srv/a").firecracker, initrd="/etc/shadow")
+    asked = machine("/srv/k", "/srv/a").firecracker
+    assert asked is not None
+    initrd = msgspec.structs.replace(asked, initrd="/etc/shadow")
     with pytest.raises(NotPermitted, match="firecracker: initrd: /etc/shadow"):
         check(msgspec.structs.replace(machine("/srv/k", "/srv/a"), firecracker=initrd), Host(closed="/etc/shadow"))
     for kernel, rootfs in (("/etc/shadow", "/srv/a"), ("/srv/k", "/etc/shadow"), ("/srv/k", "/srv/link")):

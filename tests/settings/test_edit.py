@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hive.install import conf_file
 from hive.settings.edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
 from hive.settings.file import load_text
-from hive.settings.table import SECTIONS, rows_of
+from hive.settings.rows import rows_of
+from hive.settings.table import SECTIONS
 
 PORT = Name("proxy", "port")
 

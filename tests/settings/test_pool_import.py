@@ -1,4 +1,4 @@
-"""What the seed's manifest and tasks.yaml become."""
+"""The settings that the seed's manifest and tasks.yaml become."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_what_another_version_left_there_keeps_nothing_from_starting(values: dic
 
 
 def test_the_file_says_the_same_in_the_same_words() -> None:
-    """What is taken here is what hive.conf would take."""
+    """A value that is taken here is one that hive.conf would take."""
     texts = {name: text for name in ROWS if (text := checked({name: ROWS[name].default}, {})[name])}
     lines = [f"[{name.partition('.')[0]}]\n{name.partition('.')[2]} = {text}" for name, text in texts.items()]
     for line, name in zip(lines, texts, strict=True):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hive.errors import ConfigError
 from hive.settings.file import load, load_text, parse, read
-from hive.settings.table import SECTIONS, VARIABLES, SettingRow, Settings, rows_of
+from hive.settings.rows import SettingRow, rows_of
+from hive.settings.table import SECTIONS, VARIABLES, Settings
 
 SEED_SNIPPET = """\
 [inference]

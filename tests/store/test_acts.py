@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def act(target: str, act: str = "set_config") -> OfflineAct:
 
 
 async def take_in(database: Database, *, removing: bool = True) -> None:
-    """What the daemon does."""
+    """Takes the acts in, as the daemon does."""
     path = acts_of(database.path)
     found = acts.read(path)
     await database.write(lambda conn: acts.take_in(conn, found, now=9.0))
@@ -126,7 +127,12 @@ def test_too_many_that_no_daemon_takes_are_refused(tmp_path: Path, monkeypatch: 
 def test_what_is_no_file_is_neither_written_nor_read(kind: str, tmp_path: Path) -> None:
     """It lies where the daemon's user may write, and root writes there."""
     path, other = tmp_path / "audit.acts", tmp_path / "other"
-    {"link": lambda: path.symlink_to(other), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[kind]()
+    make: dict[str, Callable[[], None]] = {
+        "link": lambda: path.symlink_to(other),
+        "fifo": lambda: os.mkfifo(path),
+        "directory": path.mkdir,
+    }
+    make[kind]()
     with pytest.raises(OSError, match=r"audit\.acts|symbolic"):
         acts.append(path, act("a"))
     with pytest.raises(OSError, match=r"audit\.acts|symbolic"):

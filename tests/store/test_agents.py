@@ -56,9 +56,9 @@ async def test_a_prompt_is_kept_and_written_only_when_it_changes(database: Datab
     changes = [alice("Be kind."), alice("Be kind.", ahead=True), alice(None, ahead=True), alice("ü" * 9), alice(None)]
     await database.write(lambda conn: agents.insert(conn, ALICE))
     for agent in changes:
-        await database.write(lambda conn, agent=agent: agents.update(conn, agent))
+        await database.write(lambda conn, agent=agent: agents.update(conn, agent))  # type: ignore[misc]
         assert await database.read(agents.all) == [agent]
-        written = await database.write(lambda conn, agent=agent: rows_written(conn, agent))
+        written = await database.write(lambda conn, agent=agent: rows_written(conn, agent))  # type: ignore[misc]
         assert written == 1, "its own row alone"
     await database.write(lambda conn: agents.update(conn, changes[0]))
     await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
@@ -152,7 +152,7 @@ async def test_giving_a_uid_out_and_back_looks_at_no_other_agents(database: Data
     )
     for query in queries:
         plan = await database.read(
-            lambda conn, query=query: [*conn.execute(f"EXPLAIN QUERY PLAN {query}", ("1",) * query.count("?"))]
+            lambda conn, query=query: [*conn.execute(f"EXPLAIN QUERY PLAN {query}", ("1",) * query.count("?"))]  # type: ignore[misc]
         )
         assert all("SCAN" not in row["detail"] for row in plan), [row["detail"] for row in plan]
 

@@ -79,7 +79,7 @@ async def verdict_of(database: Database, *heads: Head) -> ChainVerdict:
 
 
 async def do(database: Database, *statements: str) -> None:
-    """What a person with sqlite3 does."""
+    """Runs statements as a person with sqlite3 does."""
     for statement in statements:
         await database.write(lambda conn, statement=statement: conn.execute(statement))  # type: ignore[misc]
 
@@ -108,8 +108,8 @@ async def test_an_old_row_behind_a_young_one_stays_until_that_goes(
 async def test_beyond_their_number_the_oldest_go_however_young(
     database: Database, prune: Callable[..., object]
 ) -> None:
+    """The row that says so is a row too."""
     await add(database, *(NOW + number for number in range(13)))
-    """What says so is a row too."""
     assert [await prune(), await prune(), await prune(), await prune()] == [3, 3, 2, 0]  # type: ignore[misc]
     assert await left(database) == [NOW + number for number in range(8, 13)]
     verdict = await verdict_of(database)
@@ -453,7 +453,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connecti
 
 
 def steps_of(conn: sqlite3.Connection, work: Callable[[], object]) -> int:
-    """How much SQLite does for it, in hundreds of its virtual machine's instructions: no clock is asked."""
+    """The work of SQLite for it, in hundreds of its virtual machine's instructions: no clock is asked."""
     steps = 0
 
     def count() -> int:

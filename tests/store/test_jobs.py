@@ -33,7 +33,7 @@ async def test_a_job_is_found_as_it_was_written(database: Database) -> None:
 async def test_running_ones_are_told_from_those_that_ended(database: Database) -> None:
     states = [JobState.RUNNING, JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.RUNNING]
     for number, state in enumerate(states):
-        await database.write(lambda conn, number=number, state=state: jobs.add(conn, job(number, state=state)))
+        await database.write(lambda conn, number=number, state=state: jobs.add(conn, job(number, state=state)))  # type: ignore[misc]
     running = await database.read(jobs.running)
     assert [found.id for found in running] == ["j0", "j4"]
     assert [found.ended for found in running] == [False, False]
@@ -47,6 +47,6 @@ async def test_of_those_that_ended_the_last_ones_are_kept(database: Database, mo
     await database.write(lambda conn: jobs.add(conn, job(0)))
     for number in range(1, 10):
         ended = job(number, state=JobState.DONE)
-        await database.write(lambda conn, ended=ended: jobs.add(conn, ended))
+        await database.write(lambda conn, ended=ended: jobs.add(conn, ended))  # type: ignore[misc]
     kept = await database.read(lambda conn: jobs.recent(conn, 100))
     assert [found.id for found in kept] == ["j9", "j8", "j7", "j0"]

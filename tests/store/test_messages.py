@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 import msgspec
 import pytest
@@ -108,7 +109,7 @@ async def test_the_waiting_are_counted_by_agent_of_those_who_are_asked_for(datab
     ("fields", "state"),
     [({}, "waiting"), ({"refused_at": 5.0}, "refused"), ({"delivered_at": 5.0}, "delivered")],
 )
-def test_a_message_waits_until_it_is_delivered_or_refused(fields: dict[str, float], state: str) -> None:
+def test_a_message_waits_until_it_is_delivered_or_refused(fields: dict[str, Any], state: str) -> None:
     assert message(1, **fields).state == state
 
 

@@ -51,7 +51,7 @@ def what_refuses(conn: sqlite3.Connection) -> set[tuple[str, str]]:
 
 
 def wrong_with(conn: sqlite3.Connection, step: str, number: int) -> list[str]:
-    """What `step` does to the tables before it that older code would notice."""
+    """Changes by `step` to the tables before it that older code would notice."""
     before, refused = columns(conn), what_refuses(conn)
     migrate(conn, (*STEPS[: number - 1], step), readable_from=READABLE_FROM)
     after = columns(conn)
@@ -234,7 +234,13 @@ asyncio.run(main())
 
 
 def usage_event(no: int) -> UsageEvent:
-    of = {"agent_id": "a1", "tenant": "default", "model": f"m{no % 2}", "backend": "vllm", "endpoint": "/api/chat"}
+    of: dict[str, Any] = {
+        "agent_id": "a1",
+        "tenant": "default",
+        "model": f"m{no % 2}",
+        "backend": "vllm",
+        "endpoint": "/api/chat",
+    }
     return UsageEvent(id=f"p1-{no}", epoch="p1", event_no=no, tokens_in=no, tokens_out=1, created_at=2000.0 * no, **of)
 
 

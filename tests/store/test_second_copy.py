@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -61,15 +62,15 @@ async def a_hive(path: Path, *, rows: int = 40) -> Database:
         agent("cid", status=STOPPED),
         agent("dan"),
     ):
-        await store.write(lambda conn, made=made: agents.insert(conn, made))
+        await store.write(lambda conn, made=made: agents.insert(conn, made))  # type: ignore[misc]
     for name in ("ci", "old"):
-        await store.write(lambda conn, name=name: tokens.add(conn, token(name), now=2.0))
+        await store.write(lambda conn, name=name: tokens.add(conn, token(name), now=2.0))  # type: ignore[misc]
     await store.write(lambda conn: runtime_settings.put(conn, BOOT, "boot 1", actor="hive", now=3.0))
     await store.write(lambda conn: agents.remove(conn, "id-dan", now=4.0))
     await store.write(lambda conn: tokens.revoke(conn, "old", now=5.0))
     for number in range(rows):
         row = AuditRecord(at=float(number), actor="uid:0", act="order.stop", target="x" * 500, origin="socket")
-        head: Head = await store.write(lambda conn, row=row: audit.append(conn, row))
+        head: Head = await store.write(lambda conn, row=row: audit.append(conn, row))  # type: ignore[misc]
     anchors.append(anchors_of(path), head, now=9.0)
     return store
 
@@ -188,7 +189,7 @@ async def test_nobody_can_say_that_rows_went_with_a_damaged_database_behind_a_he
 async def test_a_copy_that_is_not_whole_is_not_used_and_that_is_told(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    """What is missing of it may be that a right was taken away."""
+    """A right may have been taken away in what is missing of it."""
     path = tmp_path / "hive.db"
     (await a_hive(path)).close()
     overwritten(path)
@@ -297,7 +298,7 @@ def test_after_every_commit_it_says_what_the_database_does(commits: list[list[tu
         before = rows_of(conn)
         for table in ("agents", "agent_prompts", "api_tokens", "runtime_settings", "uids"):
             conn.execute(f"DELETE FROM {table}")
-        second_copy.put_back(conn, dict(found.rows) if commits else {}, now=1.0)
+        second_copy.put_back(conn, dict(found.rows) if found is not None else {}, now=1.0)
         assert not commits or rows_of(conn) == before
         copy.close()
 
@@ -315,7 +316,7 @@ async def test_sleeping_waking_and_usage_write_nothing_to_it(tmp_path: Path) -> 
     for status in (AgentStatus.PAUSING, PAUSED, AgentStatus.RESUMING, RUNNING):
         changed = msgspec.structs.replace(agent("ann", serial=3, uid=70000, tenant="t1"), status=status, generation=9)
         changed = msgspec.structs.replace(changed, spec=msgspec.structs.replace(changed.spec, system_prompt="Be kind."))
-        await store.write(lambda conn, changed=changed: agents.update(conn, changed))
+        await store.write(lambda conn, changed=changed: agents.update(conn, changed))  # type: ignore[misc]
     await store.write(lambda conn: agents.touch(conn, {"id-ann": 5.0}))
     await store.write(lambda conn: tokens.used(conn, {"t-ci": 5.0}))
     assert copy_of(store.path).read_bytes() == content
@@ -328,7 +329,7 @@ async def test_it_does_not_grow_with_every_change(tmp_path: Path, monkeypatch: p
     store = await a_hive(tmp_path / "hive.db")
     for serial in range(4, 200):
         changed = agent("ann", serial=serial, uid=70000, tenant="t1", system_prompt="Be kind.")
-        await store.write(lambda conn, changed=changed: agents.update(conn, changed))
+        await store.write(lambda conn, changed=changed: agents.update(conn, changed))  # type: ignore[misc]
     assert copy_of(store.path).stat().st_size < 16000
     found, why = read(copy_of(store.path))
     assert found is not None, why
@@ -345,7 +346,7 @@ async def test_on_a_full_disk_nothing_is_changed_that_it_does_not_say(small_disk
             pass
     results = await asyncio.gather(
         *(
-            store.write(lambda conn, n=n: agents.insert(conn, agent(f"a{n}", system_prompt="x" * 3000)))
+            store.write(lambda conn, n=n: agents.insert(conn, agent(f"a{n}", system_prompt="x" * 3000)))  # type: ignore[misc]
             for n in range(20)
         ),
         return_exceptions=True,
@@ -524,7 +525,7 @@ async def test_a_start_that_is_killed_while_it_begins_anew_is_finished_by_the_ne
     def die(*_: object, **__: object) -> None:
         raise Killed
 
-    places = {"append": anew.anchors, "link": anew.os, "rename": anew.os}
+    places: dict[str, ModuleType] = {"append": anchors, "link": os, "rename": os}
     with monkeypatch.context() as patch:
         patch.setattr(places.get(step, anew), step, die)
         with pytest.raises(Killed):

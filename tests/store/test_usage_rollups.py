@@ -32,7 +32,7 @@ COLUMNS = [name for name in UsageEvent.__struct_fields__ if name not in ("epoch"
 
 
 def insert_as_an_older_hive(conn: sqlite3.Connection, events: Iterable[UsageEvent]) -> None:
-    """What the code before step 6 does to `inference_usage`."""
+    """Inserts as the code before step 6 does into `inference_usage`."""
     conn.executemany(
         f"INSERT INTO inference_usage ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
         " ON CONFLICT (id) DO NOTHING",
@@ -68,7 +68,7 @@ SPANS_S = {UsageTable.REQUESTS: 0, **dict(SUMS)}
 @given(st.lists(MOMENTS, max_size=30), MOMENTS, st.booleans())
 def test_the_pieces_hold_each_request_since_then_once(ended: list[float], since: float, by_hour: bool) -> None:
     def counted(piece: rollups.Piece) -> int:
-        """What the table has of that piece: a sum is counted where its span begins."""
+        """The table's count for that piece: a sum is counted where its span begins."""
         span_s = SPANS_S[piece.table]
         return sum(piece.first <= (at // span_s * span_s if span_s else at) < piece.last for at in ended)
 
@@ -109,7 +109,8 @@ KEYS[By.HOUR] = "CAST(created_at AS INTEGER) / 3600 * 3600"
 
 def by_hand(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, CostSums]:
     """The same question asked of single requests."""
-    conditions, values = ["created_at >= ?"], [asked.since]
+    conditions = ["created_at >= ?"]
+    values: list[float | str] = [asked.since]
     for column, value in (("agent_id", asked.agent), ("tenant", asked.tenant), ("model", asked.model)):
         if value is not None:
             conditions.append(f"{column} = ?")
@@ -268,7 +269,7 @@ def test_one_request_is_told_with_all_that_is_known_of_it(conn: sqlite3.Connecti
 
 
 def prune(conn: sqlite3.Connection, kept: KeptSince, now: float) -> list[int]:
-    """How many rows each step deleted."""
+    """The number of rows each step deleted."""
     let_go(conn, kept, now=now)
     steps = []
     for step in (rollups.prune_requests, rollups.prune_sums):

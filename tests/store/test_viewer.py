@@ -1,4 +1,4 @@
-"""What a viewer sees of a real Redis, and how little that asks of it."""
+"""A viewer's sight of a real Redis, and how little that asks of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def viewer(redis_server: Any) -> Iterator[Viewer]:
 
 @pytest.fixture
 def proxy(redis_server: Any) -> Iterator[Any]:
-    """What writes."""
+    """A client that writes."""
     with redis.Redis(unix_socket_path=str(redis_server.socket), decode_responses=True) as client:
         yield client
 

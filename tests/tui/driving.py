@@ -85,7 +85,7 @@ _NAMES = {"/": "slash", "?": "question_mark", "<": "less_than_sign", ">": "great
 async def shown(source: Source, size: tuple[int, int] = (80, 24), **options: Any) -> AsyncIterator[tuple[Top, Any]]:
     app = Top(source, await asyncio.to_thread(source.look), **{"interval_s": 0.2} | options)
     async with app.run_test(size=size, notifications=True) as pilot:
-        pilot.press = _recorded(app, pilot.press)  # type: ignore[method-assign]
+        pilot.press = _recorded(app, pilot.press)  # type: ignore[method-assign,assignment]
         await pilot.pause()
         yield app, pilot
 
@@ -107,7 +107,7 @@ def rows_of(app: Top) -> list[str]:
 
 
 def screen_text(app: Top) -> str:
-    """What the table shows, line by line."""
+    """The table as it is shown, line by line."""
     table = table_of(app)
     return "\n".join(table.render_line(y).text for y in range(table.size.height))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ EVENTS = [
 
 
 def gpus_of(library: Library) -> list[GpuRow]:
-    """What the daemon says over this driver: NVIDIA's own wrapper is asked."""
+    """The daemon's words over this driver: NVIDIA's own wrapper is asked."""
     with in_place_of(library):
         seen = Nvml(load=lambda: __import__("pynvml")).look()
     return msgspec.convert(gpus_view(seen, lambda pid: PROGRAMS.get(pid, ""))["gpus"], list[GpuRow])
@@ -220,7 +220,7 @@ def _wrong(*conditions: FoundCondition) -> dict[str, Any]:
 
 
 def down() -> Snapshot:
-    """What SQLite says: nothing that only a daemon knows."""
+    """SQLite's words: nothing that only a daemon knows."""
     unknown = dict.fromkeys(("in_flight", "parked", "tokens_per_s", "rss_bytes", "saved_bytes", "wakes", "pauses"))
     return look(
         source="store",
@@ -239,7 +239,7 @@ def down() -> Snapshot:
 class FrozenClient(Client):
     """Answers what an agent's page asks."""
 
-    def lines(self, path: str, **query: Any) -> Iterator[bytes]:
+    def lines(self, path: str, **query: Any) -> Generator[bytes, None, None]:
         yield from (b"listening on 9000\n", b"asked: what is in the news?\n", b"answered in 812 ms\n")
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `hive top` shows, over a real daemon, helper and database: an agent's page, panes, colours, what is ASCII."""
+"""The view of `hive top`, over a real daemon, helper and database: an agent's page, panes, colours, what is ASCII."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_whoever_does_not_run_is_not_awake(box: Box) -> None:
     await box.stop("bob", "uid:0")
     async with over(box) as (app, _pilot):
         for is_live in (True, False):
-            await until(lambda is_live=is_live: app.snapshot.is_live is is_live)
+            await until(lambda is_live=is_live: app.snapshot.is_live is is_live)  # type: ignore[misc]
             assert {row.name: row.depth for row in app.snapshot.agents} == {"ann": "awake", "bob": ""}
             lines = {line.split()[0]: line for line in screen_text(app).splitlines() if line[:3] in ("ann", "bob")}
             assert ("awake" in lines["ann"], "awake" in lines["bob"]) == (True, False)

@@ -182,7 +182,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
                     await pilot.press("b")
                     await is_in_front(app, BackendScreen)
                     which = app.screen.query_one("#which", OptionList)
-                    await until(lambda which=which: which.option_count == 2)
+                    await until(lambda which=which: which.option_count == 2)  # type: ignore[misc]
                     await pilot.pause()
                     place = next(n for n, option in enumerate(which.options) if f"demo at {to} (" in str(option.prompt))
                     which.highlighted = place
@@ -190,7 +190,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
                     await answered(app, pilot, answer)
                     if answer == "y":
                         said = app.screen.query_one("#said", Static)
-                        await until(lambda said=said: "demo is in use now" in str(said.content))
+                        await until(lambda said=said: "demo is in use now" in str(said.content))  # type: ignore[misc]
                     await pilot.press("escape")
                     await is_main(app)
                     now = before if answer == "n" else to
@@ -270,7 +270,7 @@ async def test_the_table_is_sorted_by_each_column_either_way(box: Box) -> None:
     async with over(box, (120, 40)) as (app, pilot):
         table = table_of(app)
         await until(lambda: "stopped" in screen_text(app))
-        seen = {}
+        seen: dict[str, list[str]] = {}
         for column in COLUMNS:
             assert table.sorted_by == column.head
             # The sign took the last letter of a title that fills its column: SAVE^, DEPT^.

@@ -1,4 +1,4 @@
-"""What the screen looks like, as SVG, over looks that never change: tests/tui/pictures holds how it is meant to be.
+"""Pictures of the screen, as SVG, over looks that never change: tests/tui/pictures holds how it is meant to be.
 
 After a change that is wanted, `python -m tests.tui.test_pictures` takes them anew; look at them (any browser shows
 them) before they are committed. What differs in a test run is left beside the words of the failure.

@@ -1,4 +1,4 @@
-"""What goes wrong while somebody looks: the view stays up, says what is wrong, and goes on where it can."""
+"""Faults while somebody looks: the view stays up, says what is wrong, and goes on where it can."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.tui.driving import (
 
 
 def kept_by(box: Box, *names: str) -> None:
-    """What a daemon that was killed left behind."""
+    """Files that a daemon that was killed left behind."""
 
     def insert(conn: sqlite3.Connection) -> None:
         for name in names:
@@ -344,7 +344,7 @@ async def test_selection_and_line_stay_while_panes_above_come_and_go(size: tuple
             await pilot.pause(0.05)
             table = table_of(app)
             assert table.selected is not None
-            await until(lambda table=table: 0 <= table.screen_line < len(table.in_sight))
+            await until(lambda table=table: 0 <= table.screen_line < len(table.in_sight))  # type: ignore[misc]
             assert table.selected.name == "agent-060"
 
 

@@ -1,4 +1,4 @@
-"""What is shown where the daemon is down: SQLite in each state it can be left in, and Redis."""
+"""The view where the daemon is down: SQLite in each state it can be left in, and Redis."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,16 @@ async def test_while_it_is_written_each_look_shows_one_moment(tmp_path: Path) ->
     await database.write(lambda conn: agents.insert(conn, bob))
     over = asyncio.Event()
 
+    def written(both: list[Agent], conn: sqlite3.Connection) -> None:
+        for agent in both:
+            agents.update(conn, agent)
+
     async def write() -> int:
         number = 0
         while not over.is_set():
             number += 1
-            ann, bobs = (msgspec.structs.replace(agent, reason=f"round {number}") for agent in (ANN, bob))
-            await database.write(lambda conn, both=(ann, bobs): [agents.update(conn, agent) for agent in both])
+            both = [msgspec.structs.replace(agent, reason=f"round {number}") for agent in (ANN, bob)]
+            await database.write(partial(written, both))
         return number
 
     writer = asyncio.create_task(write())
@@ -156,7 +161,7 @@ async def test_while_it_is_written_each_look_shows_one_moment(tmp_path: Path) ->
 
 async def test_it_is_read_again_only_once_it_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Path] = []
-    monkeypatch.setattr(stored, "read", lambda path: looks.append(path) or read(path))
+    monkeypatch.setattr(stored, "read", lambda path: looks.append(path) or read(path))  # type: ignore[func-returns-value]
     database, source = await with_ann(tmp_path / "hive.db"), source_of(tmp_path)
     for _ in range(3):
         assert shown(source.look()) == WHOLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class _Answering(FrozenClient):
         super().__init__(Path("/nowhere"))
         self._source = source
 
-    def lines(self, path: str, **query: Any) -> Iterator[bytes]:
+    def lines(self, path: str, **query: Any) -> Generator[bytes, None, None]:
         yield from self._source.log
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def test_letters_that_are_hidden_or_turned_round_are_shown_as_what_they_are() ->
 
 
 def test_an_event_hides_the_beginning_only_of_what_it_ends() -> None:
-    """Whatever else happened to an agent hid that it was on its way."""
+    """An agent on its way was hidden by whatever else happened to it."""
     going = EventLine(1.0, "agent.resuming", "ann paused → resuming")
 
     def kinds(*kinds: str) -> list[str]:

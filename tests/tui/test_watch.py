@@ -1,4 +1,4 @@
-"""What a look asks of a real daemon, and that less is asked costs nothing of what is seen."""
+"""Questions of a look to a real daemon, and that less is asked costs nothing of what is seen."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_what_moves_by_itself_is_asked_at_each_look_where_there_is_some(
     await look.at()
     look.watch._kept[path] = (answer, look.watch._kept[path][1])
     asked: list[str] = []
-    monkeypatch.setattr(look.watch, "_newer", lambda path: asked.append(path) or answer)
+    monkeypatch.setattr(look.watch, "_newer", lambda path: asked.append(path) or answer)  # type: ignore[func-returns-value]
     for _ in range(3):
         await look.at()
     assert asked == [path] * 3

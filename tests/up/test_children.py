@@ -22,7 +22,7 @@ SHELL = "/bin/sh"
 
 
 class Heard:
-    """What children said, and which strangers were reaped."""
+    """Words of children, and which strangers were reaped."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ async def test_a_child_that_dies_is_started_again_with_a_growing_delay_and_repor
     child.came_up()
     starts = tmp_path / "starts"
     for number in range(1, 3):
-        await until(lambda number=number: starts.exists() and starts.read_text() == "x\n" * number)
+        await until(lambda number=number: starts.exists() and starts.read_text() == "x\n" * number)  # type: ignore[misc]
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
     await until(lambda: starts.read_text() == "x\n" * 3)

@@ -1,4 +1,4 @@
-"""How long `hive up` waits for a process: for one that works longer than for one that does nothing."""
+"""Time for which `hive up` waits for a process: for one that works longer than for one that does nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hive.up import readiness
 from hive.up.children import ChildFailed
 
 SPIN, SLEEP = "print(1, flush=True)\nwhile True: pass", "import time; print(1, flush=True); time.sleep(60)"
-"""What starting costs is over when they print: one that does nothing had worked by that, on a busy machine."""
+"""CPU time of starting is over when they print: one that does nothing had worked by that, on a busy machine."""
 
 
 @pytest.fixture(params=[SPIN, SLEEP], ids=["works", "does nothing"])

@@ -1,4 +1,4 @@
-"""When `hive up` executes itself anew inside a scope of the user's systemd, and what it says where that cannot help."""
+"""The scope of the user's systemd inside which `hive up` executes itself anew, and its words where that cannot help."""
 
 from __future__ import annotations
 

@@ -59,12 +59,13 @@ def system() -> Path:
 
 @pytest.fixture(scope="module")
 def results(system: Path) -> dict[str, Any]:
-    """What the guest's program printed."""
+    """The output of the guest's program."""
     with tempfile.TemporaryDirectory(prefix="hive-vm-") as name:
         content = Path(name) / "content"
         no_caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "hive", content / "packages/hive", ignore=no_caches)
         for package in (msgspec, httptools):
+            assert package.__file__ is not None
             place = Path(package.__file__).parent
             shutil.copytree(place, content / "packages" / place.name, ignore=no_caches)
         shutil.copy(Path(__file__).with_name("scope_guest.py"), content)

@@ -1,4 +1,4 @@
-"""What a person sees: on a real terminal (a pty) and where there is none."""
+"""The view of a person: on a real terminal (a pty) and where there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if {json}:
 
 
 def on_terminal(*, json: bool = False, program: str = PROGRAM, **env: str) -> str:
-    """What the program writes to a terminal that is its stdout and stderr."""
+    """The output of the program to a terminal that is its stdout and stderr."""
     leader, follower = pty.openpty()
     out = b""
     with subprocess.Popen(

@@ -48,7 +48,7 @@ class HiveUp:
 
     @property
     def prefix(self) -> list[str]:
-        """What the command is started by."""
+        """The words by which the command is started."""
         return []
 
     def start(self, *flags: str, ports: tuple[int, int] = (0, 0)) -> HiveUp:
@@ -76,7 +76,7 @@ class HiveUp:
         return Client(Path((self.state / "socket").read_text().strip()), timeout_s=30)
 
     def health(self) -> dict[str, Any] | None:
-        """What the daemon says once the proxy is there; None before."""
+        """The daemon's answer once the proxy is there; None before."""
         with contextlib.suppress(HiveError, OSError):
             health = self.client.get("/api/health")
             if health["proxy"]["connected"] and health["helper"]["connected"] and health["redis"]["up"]:

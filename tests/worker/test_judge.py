@@ -14,7 +14,7 @@ STREAMS = InFlight(asked_at=0, connected_at=0, headed_at=1, data_at=1)
 
 
 def looked_at(request: InFlight, *, now: float, profile: TimeoutProfile = PROFILE) -> str | None:
-    """What becomes of one request of a server that works."""
+    """The fate of one request of a server that works."""
     facts = ServerFacts(is_alive=True, requests={7: request}, burnt_at=now, owed_since=request.asked_at)
     verdict = judge(facts, profile, now=now)
     assert verdict.end is None

@@ -35,13 +35,13 @@ def test_the_defaults_are_those_decided() -> None:
 @pytest.mark.parametrize("value", [0, -1, "5", True, float("inf"), float("nan")])
 def test_what_is_no_time_is_refused(name: str, value: object) -> None:
     with pytest.raises(BadRequest, match=name):
-        TimeoutProfile(**{name: value})
+        TimeoutProfile(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["connect_timeout_s", "liveness_probe_interval_s", "load_timeout_s", "crash_limit"])
 def test_some_limits_cannot_be_off(name: str) -> None:
     with pytest.raises(BadRequest, match=name):
-        TimeoutProfile(**{name: None})
+        TimeoutProfile(**{name: None})  # type: ignore[arg-type]
 
 
 def test_a_backoff_that_shrinks_is_refused() -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from typing import Any
 
 import ollama
 import openai
@@ -15,11 +16,11 @@ import openai
 HELLO = [{"role": "user", "content": "Hello, how are you today?"}]
 
 
-def say(**fields):
+def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def chat(way, of_openai, of_ollama):
+def chat(way: str, of_openai: Any, of_ollama: ollama.Client) -> None:
     whole = of_openai.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5)
     chunks = list(
         of_openai.chat.completions.create(
@@ -32,12 +33,12 @@ def chat(way, of_openai, of_ollama):
     say(way=f"ollama by {way}", tokens=told.eval_count)
 
 
-def wait_for(port):
+def wait_for(port: int) -> None:
     while socket.socket().connect_ex(("127.0.0.1", port)):
         time.sleep(0.01)
 
 
-def main():
+def main() -> None:
     say(interfaces=sorted(os.listdir("/sys/class/net")), uid=os.getuid())
     chat("environment", openai.OpenAI(), ollama.Client())
     for port in map(int, sys.argv[1:]):

@@ -12,24 +12,27 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 
-def say(**fields):
+def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def ask(model, tokens):
+def ask(model: str, tokens: int) -> dict[str, Any]:
     body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": "Hello"}]}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+        whole: dict[str, Any] = json.load(answer)
+        return whole
 
 
-def main():
+def main() -> None:
     rate, models = float(sys.argv[1]), sys.argv[2:]
-    chance, asked_to_end = random.Random(os.getpid()), []
+    chance = random.Random(os.getpid())
+    asked_to_end: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
     say(ready=True)
     while not asked_to_end:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-def reach(where):
+def reach(where: str) -> str:
     host, _, port = where.rpartition(":")
     try:
         socket.create_connection((host, int(port)), 0.5).close()
@@ -22,7 +22,7 @@ def reach(where):
     return "reached"
 
 
-def chat():
+def chat() -> object:
     """By what its environment says, and nothing else."""
     body = {"model": os.environ.get("HIVE_MODEL", "m"), "messages": [{"role": "user", "content": "hello"}]}
     request = urllib.request.Request(
@@ -42,25 +42,25 @@ class Callers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked = 0
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         if self.headers.get("Upgrade", "").lower() == "websocket":
             self.echo()
             return
         Callers.asked += 1
         self.answer(str(Callers.asked))
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         places = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(json.dumps({"reached": {where: reach(where) for where in places}, "tokens": chat()}))
 
-    def answer(self, text):
+    def answer(self, text: str) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def echo(self):
-        """What comes goes back as it came; frames are not looked at."""
+    def echo(self) -> None:
+        """Sends back what comes, as it came; frames are not looked at."""
         accept = base64.b64encode(hashlib.sha1((self.headers["Sec-WebSocket-Key"] + GUID).encode()).digest()).decode()
         self.wfile.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -71,7 +71,7 @@ class Callers(BaseHTTPRequestHandler):
             self.connection.sendall(data)
         self.close_connection = True
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 

@@ -14,7 +14,7 @@ import time
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n"
 
 
-def connect(kind):
+def connect(kind: str) -> socket.socket:
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(os.environ["HIVE_PROXY_SOCKET"])
@@ -25,7 +25,7 @@ def connect(kind):
     return sock
 
 
-def ask(sock, size):
+def ask(sock: socket.socket, size: int) -> tuple[int, bytes]:
     """(status, whole answer) of one chat with a body of about `size` bytes."""
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * size}]}).encode()
     head = HEAD.format(os.environ["OPENAI_API_KEY"]) + f"Content-Length: {len(body)}\r\n\r\n"
@@ -33,25 +33,25 @@ def ask(sock, size):
     data = b""
     while b"\r\n\r\n" not in data:
         data += receive(sock)
-    head, _, rest = data.partition(b"\r\n\r\n")
-    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    came, _, rest = data.partition(b"\r\n\r\n")
+    length = int(came.lower().split(b"content-length:")[1].split(b"\r\n")[0])
     while len(rest) < length:
         rest += receive(sock)
-    return int(head.split(b" ")[1]), rest
+    return int(came.split(b" ")[1]), rest
 
 
-def receive(sock):
+def receive(sock: socket.socket) -> bytes:
     data = sock.recv(65536)
     if not data:
         raise ConnectionError("closed")
     return data
 
 
-def say(**fields):
+def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def main():
+def main() -> None:
     kind, keep, period_s = sys.argv[1], sys.argv[2] == "keep", float(sys.argv[3])
     chance = random.Random(kind + sys.argv[2])
     sock, number = None, 0

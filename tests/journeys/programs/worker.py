@@ -13,9 +13,10 @@ import time
 from racer import ask, connect, say
 
 
-def main():
+def main() -> None:
     kind, rate = sys.argv[1], float(sys.argv[2])
-    sock, chance, asked_to_end = None, random.Random(kind), []
+    sock, chance = None, random.Random(kind)
+    asked_to_end: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
     say(ready=True)
     while not asked_to_end:

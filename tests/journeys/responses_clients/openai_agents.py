@@ -19,14 +19,14 @@ from openai import AsyncOpenAI
 
 MODEL = os.environ["MODEL"]
 IS_RANDOM = bool(os.environ["RANDOM_MODEL"])
-called = []
+called: list[str] = []
 
 
 class City(pydantic.BaseModel):
     city: Literal["Paris", "Rome"]
 
 
-@function_tool
+@function_tool  # type: ignore[untyped-decorator]
 def look_up(city: Literal["Paris", "Rome"]) -> str:
     """Looks a city up.
 

@@ -10,7 +10,7 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-called = []
+called: list[str] = []
 
 
 class City(pydantic.BaseModel):
@@ -30,7 +30,7 @@ async def main() -> None:
     city = (await by_schema.run("Which city?")).output.city
     tools = Agent(model, instructions="Use your tool.", model_settings={"max_tokens": 24, "temperature": 0})
 
-    @tools.tool_plain
+    @tools.tool_plain  # type: ignore[untyped-decorator]
     def look_up(city: Literal["Paris", "Rome"]) -> str:
         """Looks a city up."""
         called.append(city)
