@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Protocol
 
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.link.slots import SlotGrant, SlotProcess
 
 

@@ -112,7 +112,7 @@ def test_a_model_asked_for_by_ollamas_own_name_waits_for_the_pool_as_well(
     told = client.chat(model="beta:q4_0", messages=MESSAGES)
     assert told.model == "beta:q4_0"
     assert (running(server), slots(hive)["chat"]["state"]) == ({"beta:q4_0": FOR_EVER}, "ready")
-    listed = [model.model for model in client.list().models]
+    listed = [str(model.model) for model in client.list().models]
     assert sorted(listed) == sorted(set(listed))
     assert {"alpha", "chat", "other:latest"} <= set(listed)
 
