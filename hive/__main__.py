@@ -1,5 +1,5 @@
 """`python -m hive`: the same as `hive`."""
 
-from hive.cli.main import run
+from hive.cli.entry import run
 
 run()

@@ -7,6 +7,11 @@ import os
 LEAST = 50
 
 
+def is_all() -> bool:
+    """Whether this run tries all there is, as .ci/run does."""
+    return os.environ.get("HIVE_EXAMPLES", "") == "all"
+
+
 def examples(wanted: int) -> int:
     """So many where `HIVE_EXAMPLES` is `all`, as in .ci/run; else a quarter, and not less than `LEAST` for that.
 
@@ -15,7 +20,7 @@ def examples(wanted: int) -> int:
     told = os.environ.get("HIVE_EXAMPLES", "")
     if told.isdecimal():
         return int(told)
-    return wanted if told == "all" else max(wanted // 4, min(wanted, LEAST))
+    return wanted if is_all() else max(wanted // 4, min(wanted, LEAST))
 
 
 def stride(wanted: int) -> int:
@@ -23,4 +28,4 @@ def stride(wanted: int) -> int:
 
     For tests with a real process for each of many cases, as many as a run like any other has no time for.
     """
-    return 1 if os.environ.get("HIVE_EXAMPLES", "") == "all" else wanted
+    return 1 if is_all() else wanted

@@ -97,7 +97,7 @@ STARTERS = {
     "cli.doctor",
     "cli.top",
     "cli.run_backend",
-    "cli.run_model",
+    "cli.entry",
     "cli.secrets",
     "cli.logs",
     "cli.backup",
@@ -162,11 +162,11 @@ def may_import(importer: str, imported: str, *, inside: bool) -> bool:
     return any(is_under(imported, name) for name in allowed)
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_imports_point_down(path: Path) -> None:
-    importer = name_of(path)
+def test_imports_point_down() -> None:
     wrong = [
-        f"line {line}: hive.{importer} imports hive.{name}"
+        f"{path}:{line}: hive.{importer} imports hive.{name}"
+        for path in modules()
+        for importer in [name_of(path)]
         for name, inside, line in imports_of(tree_of(path))
         if not may_import(importer, name, inside=inside)
     ]
@@ -213,7 +213,7 @@ def test_every_room_is_in_the_table() -> None:
         ("worker.keeper", "backends.command_line.Launch", False, True),
         ("worker.keeper", "up.children", False, False),
         ("daemon", "worker.worker", False, False),
-        ("__main__", "cli.main.run", False, True),
+        ("__main__", "cli.entry.run", False, True),
         ("", "daemon", False, False),
     ],
 )
@@ -266,15 +266,14 @@ def _hangs_on(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_tasks_and_processes_are_started_in_one_place(path: Path) -> None:
-    here = name_of(path)
-    if here.startswith("demo.agents."):
-        pytest.skip("a sample agent is a program of its own")
+def test_tasks_and_processes_are_started_in_one_place() -> None:
+    """But for the sample agents: each is a program of its own."""
     wrong = [
-        f"line {line}: {name} belongs to {home}"
+        f"{path}:{line}: {name} belongs to {home}"
+        for path in modules()
+        if not name_of(path).startswith("demo.agents.")
         for name, line in uses_of(tree_of(path))
-        if (home := ONLY_IN.get(name, "host.process")) != here
+        if (home := ONLY_IN.get(name, "host.process")) != name_of(path)
     ]
     assert not wrong, "\n".join(wrong)
 

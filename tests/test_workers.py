@@ -28,10 +28,11 @@ def test_what_is_always_quick_exists() -> None:
     assert set(ALWAYS_QUICK) <= set(FILES)
 
 
-def test_files_that_share_a_vllm_are_one_group_and_others_are_alone() -> None:
+def test_files_that_share_a_vllm_or_ports_are_one_group_and_others_are_alone() -> None:
     assert (
         group_of("tests/journeys/test_sdk_vllm.py") == group_of("tests/journeys/test_prewarm_vllm.py") == "vllm_server"
     )
+    assert group_of("tests/install/test_box.py") == group_of("tests/install/test_bare_debian.py") == "default ports"
     assert group_of("tests/test_docs.py") == "tests/test_docs.py"
     assert group_of("hive/errors.py") == "hive/errors.py"
 
@@ -39,12 +40,12 @@ def test_files_that_share_a_vllm_are_one_group_and_others_are_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        ("", 3),
-        ("-n auto -o cache_dir=.pytest_cache/tests", 3),
-        ("tests/cli hive", 3),
+        ("", 4),
+        ("-n auto -o cache_dir=.pytest_cache/tests", 4),
+        ("tests/cli hive", 4),
         ("tests/cli/test_top.py", 0),
         ("tests/cli/test_top.py::test_x", 0),
-        ("--ignore=tests/cli/test_top.py", 3),
+        ("--ignore=tests/cli/test_top.py", 4),
         ("-m chaos", 0),
         ("-k top", 0),
         ("-x", 0),
@@ -56,7 +57,7 @@ def test_what_is_chosen_by_hand_runs_in_one_process(words: str, count: int) -> N
 
 
 def test_small_memory_bounds_the_processes() -> None:
-    assert [worker_count([], cores=16, memory_gib=gib) for gib in (2.0, 8.0, 64.0)] == [0, 4, 17]
+    assert [worker_count([], cores=16, memory_gib=gib) for gib in (2.0, 8.0, 64.0)] == [0, 4, 18]
 
 
 def test_what_pytest_asks_is_known_to_it() -> None:

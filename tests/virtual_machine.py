@@ -32,10 +32,10 @@ def system(name: str, packages: str, *, size_mb: int, prepare: Callable[[Path], 
     if reason := systemd_machine.why_not(TOOLS):
         pytest.skip(reason)
     directory = systemd_machine.ALL_CACHES / name
-    if not (directory / "initrd").exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="new-", dir=directory) as made:
-            _make_system(Path(made) / "root", directory, packages, size_mb, prepare)
+    with systemd_machine.one_at_a_time(directory):
+        if not (directory / "initrd").exists():
+            with tempfile.TemporaryDirectory(prefix="new-", dir=directory) as made:
+                _make_system(Path(made) / "root", directory, packages, size_mb, prepare)
     return directory
 
 

@@ -21,15 +21,19 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests import huge_pages
-from tests.examples import stride
+from tests.examples import is_all, stride
 
 ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")
 """Seconds of each file with tests, from a run of all of them: `{"tests/cli/test_top.py": 1.2}`."""
 UNKNOWN_S = 5.0
 """Seconds that a file is taken for that was not measured yet."""
-SHARED = {"vllm_server": re.compile(r"\bvllm_server\b")}
-"""Group → what its files name: a server of the whole run that takes 2 GB and a minute to start. One worker has it."""
+SHARED = {
+    "vllm_server": re.compile(r"\bvllm_server\b"),
+    "default ports": re.compile(r"\bpackage_sources\b|\bonline=True"),
+}
+"""Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; a
+box that is installed in this machine's network, with the ports of the settings."""
 CHOOSING = ("-m", "-k", "-x", "-s", "--exitfirst", "--maxfail", "--lf", "--last-failed", "--sw", "--stepwise")
 """Words of a command line that say: a few tests, and I am looking at them."""
 QUICK_BELOW_S = 2.5
@@ -91,16 +95,17 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
 def worker_count(words: Sequence[str], cores: int, memory_gib: float = 16.0) -> int:
     """The number of processes that run what a command line asks for; 0: the one that was started.
 
-    Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing. One
-    more than there are cores, as the tests wait more than they work; each with what it starts has 2 GiB.
+    Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing. Two
+    more than there are cores, as the tests wait more than they work (with one more, two cores had nothing to do for
+    30 % of a run); each with what it starts has 2 GiB.
 
     >>> worker_count([], cores=2), worker_count(["-q", "tests/cli"], cores=2)
-    (3, 3)
+    (4, 4)
     >>> worker_count(["tests/cli/test_top.py"], cores=2), worker_count(["-m", "chaos"], cores=2)
     (0, 0)
     """
     chosen = any(word.startswith(CHOOSING) or re.search(r"^[^-].*\.py(::|$)", word) for word in words)
-    count = min(cores + 1, int(memory_gib // 2))
+    count = min(cores + 2, int(memory_gib // 2))
     return 0 if chosen or count < 2 else count
 
 
@@ -116,7 +121,10 @@ def is_quick(file: str) -> bool:
 
 
 class Measure:
-    """Writes how long each file took, when all of a run has passed through the controlling process."""
+    """Writes how long each file took, when all of a run has passed through the controlling process.
+
+    What the run had nothing of, as the suites apart, keeps the time it had.
+    """
 
     def __init__(self) -> None:
         self._spent_s: defaultdict[str, float] = defaultdict(float)
@@ -125,8 +133,9 @@ class Measure:
         self._spent_s[report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        found = {file: round(spent_s, 1) for file, spent_s in sorted(self._spent_s.items())}
-        TIMES.write_text(json.dumps(found, indent=0) + "\n")
+        kept = {file: spent_s for file, spent_s in times().items() if (ROOT / file).exists()}
+        found = kept | {file: round(spent_s, 1) for file, spent_s in self._spent_s.items()}
+        TIMES.write_text(json.dumps(dict(sorted(found.items())), indent=0) + "\n")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -194,11 +203,13 @@ def tried(cases: Sequence[tuple[str, int]]) -> list[bool]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts the files into the order that is the same in all processes, and leaves out what `breadth` marks."""
+    """Puts the files into the order that is the same in all processes; leaves out what `breadth` and `wide` mark."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0])
     marked = [(item, marker.args[0]) for item in items if (marker := item.get_closest_marker("breadth"))]
     chosen = tried([(item.nodeid.partition("[")[0], breadth) for item, breadth in marked])
     left_out = {item for (item, _), is_tried in zip(marked, chosen, strict=True) if not is_tried}
+    if not is_all():
+        left_out |= {item for item in items if item.get_closest_marker("wide")}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))

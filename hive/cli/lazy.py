@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer._coercion import build_runtime_param
+from typer._param_types import coerce_cli_path
 from typer.core import TyperCommand, TyperGroup
 
 from hive.cli.call import STATE_DIR, CommandCall
@@ -180,16 +182,39 @@ class _Lightly:
     """Stands before Typer's coercion of one parameter: what needs none gets none.
 
     Typer 0.29 loads pydantic to turn a str into a str and None into None: 45 of the 120 ms of `hive agent list`.
-    What comes from the command line is text, so a value of another type is a default and right already.
+    What comes from the command line is text, so a value of another type is a default and right already. A path needs
+    none either: every service of Hive's is told some, and had pydantic in its memory for them. A plain number neither.
     """
 
     def coerce(self, value: Any, param: Any, ctx: Context) -> Any:
-        annotation = param.type_descriptor.annotation
+        descriptor = param.type_descriptor
+        annotation, info = descriptor.annotation, descriptor.parameter_info
         if value is None or type(value) is annotation:
             return value
         if annotation == list[str] and all(type(one) is str for one in value):
             return list(value)
-        return build_runtime_param(param.type_descriptor).coerce(value, param=param, ctx=ctx)
+        if annotation is Path and isinstance(value, str | Path) and info.parser is None and info.path_type is None:
+            return coerce_cli_path(Path(value), info, path_type=Path, param=param, ctx=ctx)
+        number = None if info.parser or info.clamp else plain_number(annotation, value)
+        if number is not None and _is_within(number, info.min, info.max):
+            return number
+        return build_runtime_param(descriptor).coerce(value, param=param, ctx=ctx)
+
+
+def _is_within(number: float, least: float | None, most: float | None) -> bool:
+    return (least is None or least <= number) and (most is None or number <= most)
+
+
+def plain_number(annotation: Any, value: Any) -> float | None:
+    """The number that a text writes in plain digits; None where Typer has to look at it.
+
+    >>> plain_number(int, "12"), plain_number(float, "0.5"), plain_number(int, "0.5"), plain_number(str, "1")
+    (12, 0.5, None, None)
+    """
+    digits = {int: r"-?[0-9]{1,15}", float: r"-?[0-9]{1,15}(\.[0-9]{1,15})?"}.get(annotation)
+    is_plain = digits is not None and isinstance(value, str) and re.fullmatch(digits, value)
+    number: float | None = annotation(value) if is_plain else None
+    return number
 
 
 def _lightly(params: list[Any]) -> list[Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hive.settings.file import load
+from hive.cli.entry import OPTIONS, supervise_slot
 
 
 def run_model(
@@ -29,10 +27,5 @@ def run_model(
         --socket /run/hive-inference/qwen3-8b-f9b30c0d.sock --state-dir /var/lib/hive/inference
     """
     # The paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
-    settings = load(Path(config) if config else None, env=os.environ).settings
-    from hive.up.run_model import supervised
-
-    hive_state = Path(hive_state_dir) if hive_state_dir else None
-    return supervised(
-        slot, settings, grant=Path(grant), socket=Path(socket), state=Path(state_dir), hive_state=hive_state
-    )
+    given = (grant, socket, state_dir, hive_state_dir, config)
+    return supervise_slot(slot, dict(zip(OPTIONS, given, strict=True)))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import resource
 import shutil
 import signal
 import subprocess
+import sys
 import termios
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -144,6 +147,60 @@ def spawn(
             os.close(why_write)
 
 
+class ForkedChild:
+    """A child of `fork`: what its parent needs of a `Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<ForkedChild {self.pid}>"
+
+    def wait(self) -> int:
+        """Returns once it has ended: its code as `Popen` has it."""
+        if self.returncode is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL. Until `wait` took its end, the pid is nobody else's."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def fork(body: Callable[[], int], *, stdout_fd: int, keep_fds: Sequence[int]) -> ForkedChild:
+    """Does `body` in a child with this program, in a session of its own; what it returns is the child's exit code.
+
+    For a process with a single thread and no event loop. The child has `stdout_fd` as stdout and stderr, /dev/null as
+    stdin, `keep_fds`, and nothing else of what is open here; signals do there what they do by default. It costs 3 ms,
+    where a Python that starts anew costs 100. Raises OSError.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return ForkedChild(pid)
+    code = os.EX_SOFTWARE
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout_fd, 1)
+        os.dup2(stdout_fd, 2)
+        last = 2
+        for fd in (*sorted(keep_fds), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(last + 1, fd)
+            last = fd
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        code = body()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
 def _become_user(uid: int, gid: int, groups: Sequence[int]) -> None:
     os.setgroups(groups)
     os.setgid(gid)
@@ -187,6 +244,14 @@ def in_foreground(command: Sequence[str], *, stdout_fd: int | None = None) -> in
     Returns its exit code as a shell counts. Raises OSError. Blocks: not for an event loop.
     """
     return exit_code(subprocess.run(list(command), stdout=stdout_fd, check=False).returncode)
+
+
+def end_now(code: int) -> NoReturn:
+    """Ends this process without clearing away what the kernel clears away: Python's own end takes 30 ms and more."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def wait_until_over(is_over: Callable[[], bool], limit_s: float) -> None:

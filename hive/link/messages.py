@@ -68,7 +68,16 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
-from hive.link.slots import AskSlotLog, AskSlots, SlotIsRunning, SlotMoved, SlotsRunning, SlotStart, SlotStop
+from hive.link.slots import (
+    AskSlotLog,
+    AskSlots,
+    SlotIsRunning,
+    SlotMoved,
+    SlotPrepare,
+    SlotsRunning,
+    SlotStart,
+    SlotStop,
+)
 from hive.link.usage import AgentsActive, UsageBatch
 
 PROTOCOL = 1
@@ -382,6 +391,7 @@ AnyMessage = (
     | AskBackendLog
     | BackendLog
     | SlotStart
+    | SlotPrepare
     | SlotStop
     | SlotIsRunning
     | AskSlots

@@ -7,6 +7,7 @@ describes under that id. It starts and stops, and decides nothing: a server that
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
 
@@ -21,6 +22,15 @@ class SlotGrant(msgspec.Struct, frozen=True, kw_only=True):
     accounts: dict[str, int]
     context: int = 0
     generation: int = 0
+
+
+def mark_of(grant: Path) -> Path:
+    """The file beside a grant to come for which a prepared supervisor may wait: only while it is there.
+
+    >>> mark_of(Path("/run/hive/pool/q-1.json")).as_posix()
+    '/run/hive/pool/q-1.awaited'
+    """
+    return grant.with_suffix(".awaited")
 
 
 class ProcessState(StrEnum):
@@ -70,6 +80,16 @@ class SlotStart(LinkMessage, tag=True, frozen=True, kw_only=True):
 
     id: str
     grant: SlotGrant
+
+
+class SlotPrepare(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Have a supervisor of this slot wait, begun and without a grant, so that its start takes less time; the one
+    of any other slot that waits is ended. Empty: none waits. Answer: `Done` once it has begun.
+
+    It ends by itself where it is not asked for again in time. Raises NotFound as `SlotStart`.
+    """
+
+    id: str
 
 
 class SlotStop(LinkMessage, tag=True, frozen=True, kw_only=True):

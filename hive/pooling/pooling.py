@@ -38,6 +38,7 @@ from hive.pool.moves import (
     SleepSlot,
     UnloadSlot,
 )
+from hive.pool.next_up import next_up
 from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.pooling.entry_facts import model_info
@@ -47,6 +48,7 @@ from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_counts import PoolCounts
 from hive.pooling.pool_memory import MemoryReading, PoolMemory
 from hive.pooling.pooled_slot import HELD, PooledSlot, grants_in, permitted
+from hive.pooling.preparing import Preparing
 from hive.pooling.slot_server import describe
 from hive.pooling.slot_servers import PoolServers
 from hive.pooling.slot_steps import Describe, SlotSteps
@@ -104,6 +106,7 @@ class ModelPool:
         self._helper = helper
         self._proxy_link = proxy_link
         self._audit_log = audit_log
+        self._preparing = Preparing(helper)
         self._claims: tuple[Claim, ...] = ()
         self._changed = asyncio.Event()
         self._reading_files: asyncio.Task[None] | None = None
@@ -209,6 +212,7 @@ class ModelPool:
             self._reading_files = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
+        self._prepare()
         self._tell()
         self._passed.set()
         self._passed = asyncio.Event()
@@ -242,6 +246,7 @@ class ModelPool:
     def helper_here(self) -> None:
         """The helper has connected (again): what runs is asked anew."""
         self._adopted.clear()
+        self._preparing.helper_here()
         self.wake()
 
     async def known(self) -> None:
@@ -484,6 +489,15 @@ class ModelPool:
         log.error("pool_moves_without_end last=%s", move)
         return time.monotonic() + LOOK_S
 
+    def _prepare(self) -> None:
+        """Has a supervisor wait for the load that comes next."""
+        if self._adopted.is_set() and not self._is_closing:
+            now = time.monotonic()
+            is_wanted = self._settings().pool.prepare
+            self._preparing.want(
+                next_up(self.facts(now), now, self.slots) if is_wanted else "", at_once=bool(self._claims)
+            )
+
     def _revive(self, now: float) -> None:
         """Slots that were given up are tried again after a while; refused waits are looked at again."""
         hold_s = self._settings().pool.fail_hold_s
@@ -517,6 +531,7 @@ class ModelPool:
             case LoadSlot(slot=id, grants=grants, why=why):
                 slot = self.slots[id]
                 slot.loading(grants, now)
+                self._preparing.used(id)
                 self.steps.load(slot, why)
             case UnloadSlot(slot=id, why=why):
                 self.steps.unload(self.slots[id], why)

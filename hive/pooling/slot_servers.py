@@ -35,6 +35,10 @@ class SlotServers(Protocol):
 class PoolServers(SlotServers, Protocol):
     """All that the pool asks of the helper."""
 
+    async def slot_prepare(self, id: str) -> None:
+        """Makes ready for a start that may come; an empty id for none. Raises LinkLost."""
+        ...
+
     async def look_at_backend(self, kind: str) -> BackendIs:
         """The service of this kind of inference server. Raises DependencyDown where there is no systemd, LinkLost."""
         ...
@@ -68,3 +72,6 @@ class OneOfTwo:
 
     async def look_at_backend(self, kind: str) -> BackendIs:
         return await self._own.look_at_backend(kind)
+
+    async def slot_prepare(self, id: str) -> None:
+        await self._own.slot_prepare("" if id in self._others_ids else id)

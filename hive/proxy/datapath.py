@@ -113,6 +113,8 @@ class DataPath:
         """Tells that the requests have changed that wait for a slot to be loaded."""
         self.on_begun: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells of the first request to a slot of the pool since that was told last."""
+        self.on_idle: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
+        """Tells that nothing is at the server of a slot of the pool any more."""
         self.on_lost: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells of a slot of the pool at whose address nothing listens; its gate is closed after that."""
         self.crash_marks = CrashMarks()

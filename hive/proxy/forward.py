@@ -934,8 +934,11 @@ class Exchange:
         line, self._line = self._line, None
         if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
             self._path.registry.give_turns(turns)
-        if self._slot.gate.is_cold:
-            self._path.on_demand(self._slot)
+        slot = self._slot
+        if slot.gate.is_cold:
+            self._path.on_demand(slot)
+        elif slot.name and not slot.line.running:
+            self._path.on_idle(slot)
 
     # waiting ------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,18 @@ class FlowReports:
         if slot.name not in self._told:
             self._tell_in(SOON_S)
 
+    def idle(self, slot: Slot) -> None:
+        """The last request of this slot has ended, and that is of interest."""
+        if slot.name in self._told:
+            self._tell_in(SOON_S)
+
+    def tell_now(self) -> None:
+        """Tells of what was in flight when it was told last, and of what is now."""
+        if self._told:
+            if self._due is not None:
+                self._due.cancel()
+            self._tell_flows()
+
     def owe(self, slot: Slot) -> None:
         """This slot has opened: the daemon hears how many of those that waited went there, also if none did."""
         self._owed.add(slot.name)

@@ -37,7 +37,9 @@ from hive.wire.dial import dial
 log = logging.getLogger("hive.proxy")
 
 TELL_S = 0.02
-"""Demands are told to the daemon this long after the first change, all changes at once."""
+"""The time between two messages on demands, at least: all changes at once."""
+FIRST_S = 0.002
+"""A change that comes after a while is told so soon."""
 TOLD_MAX = 100
 """Waiting requests told of one slot; how many more there are is told too."""
 LOOK_S = 1.0
@@ -59,10 +61,12 @@ class SlotOrders:
         self._drains: dict[str, Drain] = {}
         self._told: set[str] = set()
         self._due: asyncio.TimerHandle | None = None
+        self._told_at = float("-inf")
         self._alone: asyncio.TimerHandle | None = None
         self._blamed: dict[str, tuple[int, CrashBlame]] = {}
         """The answer about the last crash of each slot, and the generation that crashed."""
         path.on_demand = self.changed
+        path.on_idle = self.idle
         path.on_lost = self.lost
 
     def __repr__(self) -> str:
@@ -126,6 +130,7 @@ class SlotOrders:
             return
         if message.drain_s is None and not slot.is_drained:
             reply(SlotBusy(in_flight=slot.line.running))
+            self._flows.owe(slot)  # it may be idle already when the daemon hears this
             return
         if (before := self._drains.pop(slot.name, None)) is not None:
             before.end()
@@ -213,10 +218,17 @@ class SlotOrders:
     def changed(self, slot: Slot) -> None:
         """A request began to wait for a closed slot, or waits no more."""
         if self._due is None and (slot.line.waiting or slot.name in self._told):
-            self._due = asyncio.get_running_loop().call_later(TELL_S, self._tell_demands)
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_at(max(loop.time() + FIRST_S, self._told_at + TELL_S), self._tell_demands)
+
+    def idle(self, slot: Slot) -> None:
+        """Nothing is at this slot's server any more: soon told if somebody waits for another one's load."""
+        if self._told:
+            self._flows.idle(slot)
 
     def _tell_demands(self) -> None:
         self._due = None
+        self._told_at = asyncio.get_running_loop().time()
         now = time.monotonic()
         found = {slot.name: slot for slot in self._path.slots.pooled.values() if slot.gate.is_cold}
         waiting = {name: slot for name, slot in found.items() if slot.line.waiting}
@@ -225,6 +237,8 @@ class SlotOrders:
         self._told = set(told)
         if not told and not gone:
             return
+        if told:
+            self._flows.tell_now()  # what is in flight decides who may leave for them
         try:
             self._tell(SlotDemands(slots=told | gone))
         except LinkLost:

@@ -33,7 +33,7 @@ from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.link.server import peer_of
-from hive.link.slots import SlotStart, SlotStop
+from hive.link.slots import SlotPrepare, SlotStart, SlotStop
 from hive.sandbox import home
 from hive.sandbox.log_process import open_log
 from hive.sandbox.slot_run import SLOT_ID
@@ -58,6 +58,7 @@ VERBS: dict[type[LinkMessage], str] = {
     AskListeners: "listeners",
     BackendStart: "backend_start",
     BackendStop: "backend_stop",
+    SlotPrepare: "slot_prepare",
     SlotStart: "slot_start",
     SlotStop: "slot_stop",
 }

@@ -53,6 +53,7 @@ from hive.link.slots import (
     SlotGrant,
     SlotIsRunning,
     SlotMoved,
+    SlotPrepare,
     SlotProcess,
     SlotsRunning,
     SlotStart,
@@ -245,6 +246,13 @@ class SandboxClient:
         """
         answer = await self._client.link.ask(SlotStart(id=id, grant=grant), SlotIsRunning, timeout_s=ENGINE_S)
         return answer.process
+
+    async def slot_prepare(self, id: str) -> None:
+        """Has a supervisor of this slot, and of no other one, wait for its grant; empty: of none.
+
+        Raises as `slot_start`.
+        """
+        await self._client.link.ask(SlotPrepare(id=id), Done, timeout_s=ENGINE_S)
 
     async def slot_stop(self, id: str, *, grace_s: float) -> None:
         """Stops it, with SIGKILL after `grace_s` seconds; returns once nothing of it is left. Not running: at once.

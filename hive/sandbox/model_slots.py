@@ -28,6 +28,7 @@ from hive.link.slots import (
     AskSlots,
     ProcessState,
     SlotIsRunning,
+    SlotPrepare,
     SlotProcess,
     SlotsRunning,
     SlotStart,
@@ -43,13 +44,14 @@ from hive.sandbox.slot_run import (
     check_grant,
     check_id,
 )
+from hive.sandbox.waiting_supervisor import WaitingSupervisor
 from hive.settings.file import load
 from hive.settings.table import Paths
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
-VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotStop, AskSlots, AskSlotLog})
+VERBS: frozenset[type[LinkMessage]] = frozenset({SlotStart, SlotPrepare, SlotStop, AskSlots, AskSlotLog})
 ENDING: frozenset[type[LinkMessage]] = frozenset({SlotStop, AskSlots})
 """Those that `hive up` asks when it ends."""
 ENDS_S = 3.0
@@ -114,6 +116,7 @@ class ModelSlots:
         self._paths = paths
         self._starter = starter
         self._known = known
+        self._waiting = WaitingSupervisor(paths, starter)
         self._tell: TellMoved = _nobody_to_tell
         self._held: dict[str, HeldSlot] = {}
         self._starts: dict[str, asyncio.Lock] = {}
@@ -129,12 +132,14 @@ class ModelSlots:
             self._adopting = spawn(self._adopt_later(), name="adopt models")
 
     async def _adopt(self) -> bool:
-        granted = self._granted()
+        granted, awaited = self._granted(), self._waiting.marked()
         try:
-            found = await self._starter.find(granted)
+            found = await self._starter.find(granted, awaited)
         except (HiveError, OSError) as error:
             log.error("slots_not_looked_for error=%s", error)
             return False
+        for slot in awaited:
+            self._waiting.unmark(slot)
         for slot in granted - found.keys() - self._held.keys():
             self._remove_grant(slot)
         for slot, running in found.items():
@@ -153,8 +158,16 @@ class ModelSlots:
             if await self._adopt():
                 return
 
+    async def end_waiting(self) -> None:
+        """The helper is about to leave: nothing waits for a grant that nobody would write."""
+        try:
+            await self._waiting.end()
+        except HiveError as error:
+            log.warning("waiting_not_ended error=%s", error.message)
+
     def close(self) -> None:
         """The helper leaves; servers go on."""
+        self._waiting.leave()
         if self._adopting is not None:
             self._adopting.cancel()
         for held in self._held.values():
@@ -170,6 +183,10 @@ class ModelSlots:
                 check_id(slot)
                 check_grant(grant)
                 return self._start(message)
+            case SlotPrepare(id=slot):
+                if slot:
+                    check_id(slot)
+                return self._prepare(slot)
             case SlotStop(id=slot, grace_s=grace_s):
                 check_id(slot)
                 if not 0 <= grace_s <= GRACE_MAX_S:
@@ -199,12 +216,7 @@ class ModelSlots:
                 return SlotIsRunning(process=await held.seen())
             if slot not in await asyncio.to_thread(self._known):
                 raise NotFound(f"hive.conf describes no model with the slot {slot}")
-            await asyncio.to_thread(self._write_grant, message)
-            try:
-                running = await self._starter.start(slot, message.grant)
-            except BaseException:
-                self._remove_grant(slot)
-                raise
+            running = await self._begun(message, await self._waiting.take(slot))
             self._held[slot] = held = HeldSlot(slot, running)
             try:
                 process = await held.seen()
@@ -212,6 +224,39 @@ class ModelSlots:
                 self._hold(held)  # not before: it tells nothing until this is answered
             log.info("slot_started id=%s run=%s pid=%d", slot, running.run, running.pid)
             return SlotIsRunning(process=process)
+
+    async def _begun(self, message: SlotStart, prepared: RunningSlot | None) -> RunningSlot:
+        """The grant is what a prepared one goes on with: it comes last there, and first elsewhere."""
+        slot = message.id
+        try:
+            if prepared is None:
+                await asyncio.to_thread(self._write_grant, message)
+                return await self._starter.start(slot, message.grant)
+            running = await self._starter.start(slot, message.grant, prepared)
+            self._write_grant(message)
+            return running
+        except BaseException:
+            self._remove_grant(slot)
+            if prepared is not None:
+                await prepared.stop(0.0)
+                await prepared.over()
+            raise
+        finally:
+            self._waiting.unmark(slot)
+
+    async def _prepare(self, slot: str) -> Done:
+        if not slot:
+            await self._waiting.end()
+            return Done()
+        async with self._starts.setdefault(slot, asyncio.Lock()):
+            held = self._held.get(slot)
+            if held is not None and held.state is not ProcessState.ENDED:
+                return Done()  # it runs, or has to end before
+            if slot not in await asyncio.to_thread(self._known):
+                raise NotFound(f"hive.conf describes no model with the slot {slot}")
+            self._make_directory()
+            await self._waiting.prepare(slot)
+        return Done()
 
     async def _stop(self, slot: str, grace_s: float) -> Done:
         async with self._starts.setdefault(slot, asyncio.Lock()):  # one that is just being started has begun then
@@ -284,11 +329,14 @@ class ModelSlots:
         names = {path.stem for path in self._paths.slot_grants.glob("*.json")}
         return {name for name in names if SLOT_ID.fullmatch(name)}
 
-    def _write_grant(self, message: SlotStart) -> None:
+    def _make_directory(self) -> None:
         directory = self._paths.slot_grants
         with files.translated(directory):
             directory.mkdir(mode=0o755, exist_ok=True)
             directory.chmod(0o755)  # whatever the umask: its reader is another user
+
+    def _write_grant(self, message: SlotStart) -> None:
+        self._make_directory()
         files.write_whole(self._paths.slot_grant(message.id), msgspec.json.encode(message.grant), mode=0o644)
 
     def _remove_grant(self, slot: str) -> None:

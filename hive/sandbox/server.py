@@ -197,6 +197,8 @@ class HelperServer:
         `for_another`: for a helper that begins at once, and finds the sleepers asleep (an upgrade, a restart).
         """
         self.left = True
+        if self._slots is not None:
+            await self._slots.end_waiting()
 
         async def let_go(held: SupervisedAgent) -> None:
             if not (for_another and await held.stays_asleep()):

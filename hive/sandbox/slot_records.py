@@ -22,13 +22,14 @@ class SlotRecord(msgspec.Struct, kw_only=True):
     """One server from before its start until its end was seen. `main`: its supervisor, None until that was forked.
 
     `mark`: `NAME=value` in the supervisor's environment; by it one is found whose pid was never written down. `leaf`,
-    `memory`: directories of its control groups, empty where it has none. `serves`: it said so.
+    `memory`: directories of its control groups, empty where it has none. `serves`: it said so. `grant`: None while its
+    supervisor waits for one.
     """
 
     run: str
     mark: str
     socket: str
-    grant: SlotGrant
+    grant: SlotGrant | None = None
     leaf: str = ""
     memory: str = ""
     main: Identity | None = None

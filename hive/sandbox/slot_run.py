@@ -49,6 +49,10 @@ class RunningSlot(Protocol):
 
     def age_s(self) -> float: ...
 
+    def lives(self) -> bool:
+        """Whether its supervisor runs."""
+        ...
+
     async def serves(self) -> bool:
         """Returns once it answers, or False once it will not."""
         ...
@@ -78,12 +82,25 @@ class RunningSlot(Protocol):
 class SlotStarter(Protocol):
     """One way to run servers."""
 
-    async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:
-        """Returns once it has begun; its grant has been written. Raises HiveError; then nothing is left."""
+    async def prepare(self, slot: str) -> RunningSlot:
+        """Returns once a supervisor has begun that waits for its grant: it has been marked, and has no server yet.
+
+        Raises HiveError; then nothing is left.
+        """
         ...
 
-    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
-        """The servers that an earlier helper started, and those of `granted` that have ended since."""
+    async def start(self, slot: str, grant: SlotGrant, prepared: RunningSlot | None = None) -> RunningSlot:
+        """Returns once it has begun; its grant has been written. Raises HiveError; then nothing is left.
+
+        `prepared`: goes on as this start; its grant is written after that.
+        """
+        ...
+
+    async def find(self, granted: set[str], awaited: set[str]) -> dict[str, RunningSlot]:
+        """The servers that an earlier helper started, and those of `granted` that have ended since.
+
+        Supervisors of `awaited`, which wait for a grant that nobody writes any more, are ended.
+        """
         ...
 
     async def log(self, slot: str, lines: int) -> str:

@@ -121,6 +121,16 @@ class ModelSession:
             0.0 if main is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - main.start_ticks / CLOCK_TICKS)
         )
 
+    def lives(self) -> bool:
+        return not self._ended.is_set() and self._record.main is not None and self._record.main.is_alive()
+
+    def granted(self, grant: SlotGrant) -> None:
+        """Goes on as the start with this grant, for which it has waited."""
+        self.grant = self._record.grant = grant
+        if self._output is not None:
+            self._output.say(f"{_begins(self.run)}\n")
+        self._save()
+
     async def serves(self) -> bool:
         asked = None if self._child is not None else spawn_task(self._until_it_answers(), name="slot health")
         heard = spawn_task(self._said.is_ready.wait(), name="slot ready")
@@ -194,7 +204,10 @@ class ModelSession:
         self._was_stopped = True
         if self._record.main is not None:
             self._record.main.send(signal.SIGTERM)
-        await wait_until_over(lambda: not self._is_left(), grace_s)
+        with contextlib.suppress(TimeoutError):  # what its warden leaves is nothing, mostly
+            async with asyncio.timeout(grace_s):
+                await self._ended.wait()
+                await wait_until_over(lambda: not self._is_left(), grace_s)
         until = time.monotonic() + KILLED_S
         while self._is_left():
             self._group.kill()
@@ -309,7 +322,16 @@ class SlotSessions:
         state = ("--state-dir", str(paths.slot_state), "--hive-state-dir", str(paths.state))
         return [sys.executable, "-P", "-m", "hive", "run-model", slot, *where, *state, *config]
 
-    async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:
+    async def prepare(self, slot: str) -> RunningSlot:
+        return await self._begin(slot, None)
+
+    async def start(self, slot: str, grant: SlotGrant, prepared: RunningSlot | None = None) -> RunningSlot:
+        if isinstance(prepared, ModelSession):
+            prepared.granted(grant)
+            return prepared
+        return await self._begin(slot, grant)
+
+    async def _begin(self, slot: str, grant: SlotGrant | None) -> RunningSlot:
         socket, said_at = self._paths.slot_socket(slot), _notify_path(self._paths, slot)
         for path in (socket, said_at):
             if len(os.fsencode(path)) > SUN_PATH_MAX:
@@ -328,7 +350,8 @@ class SlotSessions:
             await self._empty_groups(record)
             self._records.save(slot, record)
             output = self._pipes.make(_log_name(slot))
-            output.say(f"{_begins(run)}\n")
+            if grant is not None:
+                output.say(f"{_begins(run)}\n")
             running = self._spawned(slot, record, NotifySocket(said_at), output)
         except OSError as error:
             raise HiveError(f"cannot start the server of {slot}: {error}") from error
@@ -389,15 +412,21 @@ class SlotSessions:
             await group.let_go()
             group.make()
 
-    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:  # noqa: ARG002 - units are found by them
+    async def find(self, granted: set[str], awaited: set[str]) -> dict[str, RunningSlot]:  # noqa: ARG002 - for units
         snapshot = ProcessTable()
         for slot, record in self._records.load().items():
             if record.main is None and (marked := snapshot.with_environment(record.mark)):
                 record.main = Identity.of(marked[0])  # the helper was killed right after the fork; the oldest has it
             try:
-                self._running[slot] = self._adopted(slot, record)
+                running = self._adopted(slot, record)
             except OSError as error:
                 log.error("slot_not_adopted id=%s error=%s", slot, error)
+                continue
+            if slot in awaited:
+                await running.stop(0.0)
+                await running.over()
+            else:
+                self._running[slot] = running
         return dict(self._running)
 
     def _adopted(self, slot: str, record: SlotRecord) -> ModelSession:

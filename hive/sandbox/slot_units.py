@@ -86,6 +86,9 @@ class ModelUnit:
     def age_s(self) -> float:
         return time.monotonic() - self._began_at
 
+    def lives(self) -> bool:
+        return self._main is not None and self._main.is_alive()
+
     async def serves(self) -> bool:
         if self._job is not None:
             await asyncio.wait({self._job})
@@ -109,6 +112,8 @@ class ModelUnit:
             await asyncio.sleep(LOOK_S)
         if self._job is not None:
             self._job.cancel()
+            if self.grant is None:  # it waited in vain, which is no failure
+                await systemd.forget(self.unit)
         return await self._end(shown)
 
     async def _end(self, shown: dict[str, str]) -> SlotEnd:
@@ -151,7 +156,17 @@ class SlotUnits:
     def __repr__(self) -> str:
         return "<SlotUnits>"
 
-    async def start(self, slot: str, grant: SlotGrant) -> RunningSlot:
+    async def prepare(self, slot: str) -> RunningSlot:
+        """Its unit is `activating` while it waits, as it is later while its server loads."""
+        return await self._begin(slot, None)
+
+    async def start(self, slot: str, grant: SlotGrant, prepared: RunningSlot | None = None) -> RunningSlot:
+        if prepared is not None:
+            prepared.grant = grant
+            return prepared
+        return await self._begin(slot, grant)
+
+    async def _begin(self, slot: str, grant: SlotGrant | None) -> RunningSlot:
         unit = unit_of_slot(slot)
         before = (await systemd.show(unit, "InvocationID")).get("InvocationID", "")
         job = spawn(_started(unit), name="start model")
@@ -173,7 +188,10 @@ class SlotUnits:
                 raise TimedOut(f"{unit} did not begin within {BEGUN_S:g} s", hint=f"systemctl status {unit}")
             await asyncio.sleep(LOOK_S)
 
-    async def find(self, granted: set[str]) -> dict[str, RunningSlot]:
+    async def find(self, granted: set[str], awaited: set[str]) -> dict[str, RunningSlot]:
+        for slot in awaited:
+            await systemd.end_unit(unit_of_slot(slot), grace_s=0)
+            await systemd.forget(unit_of_slot(slot))
         prefix, suffix = UNIT.split("{}")
         running = {unit.removeprefix(prefix).removesuffix(suffix) for unit in await systemd.units_like(PATTERN) if unit}
         found: dict[str, RunningSlot] = {}

@@ -53,6 +53,10 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _s("Longest wait until the memory of a stopped server is back; then it counts as foreign.", unit="s", ge=0),
     ] = 10
+    prepare: Annotated[
+        bool,
+        _s("A supervisor waits, begun, for the model that is probably loaded next; it has some 25 MB of the host."),
+    ] = True
     finish_loads: Annotated[bool, _s("A load goes on when all who waited for it have left.")] = True
     host_ram_mb: Annotated[
         int, _s("Host memory that models may sleep in; 0: none sleeps.", unit="MiB", effect=False, ge=0)

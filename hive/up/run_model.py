@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,31 +16,49 @@ from hive.backends.entry_launch import launch_entry
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound
 from hive.host.notify import Notifier
-from hive.link.slots import SlotGrant
+from hive.host.process import end_now
+from hive.link.slots import SlotGrant, mark_of
 from hive.settings.table import Settings
+from hive.worker.child import GRACE_S
+from hive.worker.lifeline import Lifeline
 from hive.worker.profile import TimeoutProfile
 from hive.worker.supervisor import supervise
+from hive.worker.waiting import is_awaited, wait_for_grant
 
 log = logging.getLogger("hive.worker")
 GRANT_MAX_BYTES = 64 * 1024
 
 
 def supervised(
-    slot: str, settings: Settings, *, grant: Path, socket: Path, state: Path, hive_state: Path | None = None
+    slot: str,
+    settings: Callable[[], Settings],
+    *,
+    grant: Path,
+    socket: Path,
+    state: Path,
+    hive_state: Path | None = None,
 ) -> int:
-    """The server's life; the exit code. `hive_state`: of the `hive up` it belongs to.
+    """The server's life; this process ends with it. `hive_state`: of the `hive up` it belongs to.
 
-    Raises NotFound for a slot that no entry has, BadRequest for what is no grant, DependencyDown where program or model
-    is missing.
+    Where the helper has marked the grant as one to come it waits for that, and reads `settings` only then: what is
+    described meanwhile holds. Returns 0 where it is not wanted any more. Raises NotFound for a slot that no entry has,
+    BadRequest for what is no grant, DependencyDown where program or model is missing.
     """
     notifier = Notifier(os.environ, pid=os.getpid())
-    entry = entry_of(slot, settings, hive_state)
+    line = Lifeline.forked(grace_s=GRACE_S)  # as long as nothing here has a thread or a loop
+    if is_awaited(grant, mark_of(grant)):
+        with contextlib.suppress(HiveError):  # the second time takes 2 ms, the first 25
+            settings()
+        if not wait_for_grant(grant, mark_of(grant), warden=line.process.pid):
+            return 0
+    read = settings()
+    entry = entry_of(slot, read, hive_state)
     given = read_grant(grant)
     made = launch_entry(
         entry,
         given.accounts,
         given.context,
-        settings.inference,
+        read.inference,
         os.environ,
         socket=socket,
         state=state,
@@ -46,7 +66,7 @@ def supervised(
     )
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     state.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(supervise(made, TimeoutProfile(), notifier))
+    return end_now(asyncio.run(supervise(made, TimeoutProfile(), notifier, line=line)))
 
 
 def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEntry:

@@ -8,13 +8,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from hive.errors import DependencyDown, HiveError
+from hive.errors import DependencyDown
 from hive.host.cgroup import Leaf
 from hive.host.process import (
     CLOCK_TICKS,
+    ForkedChild,
     Identity,
     ProcessTable,
     children_of,
@@ -22,10 +22,10 @@ from hive.host.process import (
     has_children_listed,
     identify,
     read_stat,
-    spawn,
     wait_until_over,
 )
 from hive.tasks import spawn as spawn_task
+from hive.worker.lifeline import Lifeline
 from hive.worker.log_ring import LogRing
 
 GRACE_S = 2.0
@@ -43,7 +43,7 @@ class ServerProcess:
     """Started once, ended once. Its end is in `ended` and `code`, its last lines in `log`.
 
     `leaf`: a cgroup of its own, where one can be had; else its warden alone sees to it that nothing is left.
-    `on_output` gets its output as it comes.
+    `on_output` gets its output as it comes. `line`: a warden that waits for its order, else one is started.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ServerProcess:
         grace_s: float = GRACE_S,
         leaf: Leaf | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        line: Lifeline | None = None,
     ) -> None:
         self.log = LogRing()
         self.ended = asyncio.Event()
@@ -69,8 +70,8 @@ class ServerProcess:
         self._on_output = on_output
         self._loop = asyncio.get_running_loop()
         self._server: Identity | None = None
-        self._warden: subprocess.Popen[bytes] | None = None
-        self._lifeline: int | None = None
+        self._line = line
+        self._warden: subprocess.Popen[bytes] | ForkedChild | None = None
         self._output: int | None = None
         self._pidfd: int | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -106,31 +107,16 @@ class ServerProcess:
         """Returns the descriptor from which its status line is read."""
         if self._leaf is not None:
             self._leaf.make()
-        theirs, self._lifeline = os.pipe()
-        status, status_theirs = os.pipe()
-        self._output, output_theirs = os.pipe()
+        if self._line is None:
+            self._line = Lifeline.spawned(self._command, self._environment, grace_s=self._grace_s, leaf=self._leaf)
+        else:
+            self._line.order(self._command, self._environment)
+        self._warden, self._output = self._line.process, self._line.output
+        self._pidfd = os.pidfd_open(self._warden.pid)
         os.set_blocking(self._output, False)
-        words = (str(theirs), str(status_theirs), str(self._grace_s), *self._command)
-        try:
-            self._warden = spawn(
-                [sys.executable, "-I", "-m", "hive.worker.warden", *words],
-                env=self._environment,
-                stdout_fd=output_theirs,
-                keep_fds=(theirs, status_theirs),
-                cgroup_dir=None if self._leaf is None else self._leaf.path,
-            )
-            self._pidfd = os.pidfd_open(self._warden.pid)
-        except HiveError:
-            for fd in (status, self._lifeline, self._output):
-                os.close(fd)
-            self._lifeline = self._output = None
-            raise
-        finally:
-            for fd in (theirs, status_theirs, output_theirs):
-                os.close(fd)
         self._loop.add_reader(self._output, self._read)
         self._loop.add_reader(self._pidfd, self._on_end)
-        return status
+        return self._line.status
 
     async def has_ended(self, *, within_s: float) -> bool:
         """Whether it has ended, waiting for that at most so long."""
@@ -141,9 +127,8 @@ class ServerProcess:
 
     def leave(self) -> None:
         """Tells the warden to end it all, and does not wait."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        if self._line is not None:
+            self._line.leave()
 
     async def end(self) -> None:
         """Returns once neither it nor anything that came of it is there. May be called again, and at any time."""
@@ -177,7 +162,7 @@ class ServerProcess:
         title (vLLM's do). What left the session *and* wrote itself a title is found by a cgroup alone.
         """
         assert self._warden is not None
-        if self._warden.returncode >= 0:
+        if (self._warden.returncode or 0) >= 0:
             return  # it ended by itself, and left nothing
         while left := self._orphans():
             if not [process for process in left if process.send(signal.SIGKILL)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from hive.errors import BackendDown
@@ -10,19 +11,19 @@ from hive.worker.child import ServerProcess
 from hive.worker.stream import AnswerFailed, Clock, Progress, generates, status_of
 
 HEALTH = "/health"
-FIRST_LOOK_S = 0.01
-LONGEST_LOOK_S = 0.25
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.25
+LOOK_SHARE = 0.05
+"""Part of the time so far that passes until the next look: a load seems longer by that much at most."""
 
 
 async def until_it_answers(process: ServerProcess, socket: Path, clock: Clock) -> None:
     """Returns once `GET /health` is answered with 200. Raises BackendDown where the process ends before."""
-    wait_s = FIRST_LOOK_S
+    began = clock()
     while await status_of(socket, HEALTH, Progress(clock)) != 200:
-        try:
+        wait_s = min(max(LOOK_SHARE * (clock() - began), SHORTEST_LOOK_S), LONGEST_LOOK_S)
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await process.ended.wait()
-        except TimeoutError:
-            wait_s = min(wait_s * 1.5, LONGEST_LOOK_S)
         if not process.is_alive():
             raise BackendDown(f"the server ended with exit code {process.code} before it answered")
 

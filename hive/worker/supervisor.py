@@ -21,6 +21,7 @@ from hive.host.notify import Notifier
 from hive.tasks import spawn
 from hive.worker.child import ServerProcess
 from hive.worker.judge import FailReason
+from hive.worker.lifeline import Lifeline
 from hive.worker.place import check, free
 from hive.worker.profile import TimeoutProfile
 from hive.worker.readiness import HEALTH, until_it_answers
@@ -76,18 +77,27 @@ class Probe:
 
 
 async def supervise(
-    launch: Launch, profile: TimeoutProfile, notifier: Notifier, *, leaf: Leaf | None = None, output_fd: int = 1
+    launch: Launch,
+    profile: TimeoutProfile,
+    notifier: Notifier,
+    *,
+    leaf: Leaf | None = None,
+    output_fd: int = 1,
+    line: Lifeline | None = None,
 ) -> int:
     """The server's life: started, ready, watched, ended. Returns the exit code of the service.
 
     0 after SIGTERM or SIGINT, the server's own where it ended by itself (1 where that was 0: nobody asked it to), and
-    STALLED_EXIT. Its output goes to `output_fd`. Raises HiveError where it does not come up; nothing is left then.
+    STALLED_EXIT. Its output goes to `output_fd`. `line`: a warden that waits for its order. Raises HiveError where it
+    does not come up; nothing is left then.
     """
     check(launch.needed)
     if launch.socket is None:
         raise WrongState("a supervised server listens on a unix socket")
     free(launch.socket)
-    server = ServerProcess(launch.command, launch.environment, leaf=leaf, on_output=lambda data: _copy(output_fd, data))
+    server = ServerProcess(
+        launch.command, launch.environment, leaf=leaf, on_output=lambda data: _copy(output_fd, data), line=line
+    )
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

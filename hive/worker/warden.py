@@ -7,6 +7,8 @@ that no double fork and no setsid gets away. The tree is ended when the other en
 supervisor ended, or was killed), on SIGTERM, and when the server ends by itself: SIGTERM to the server's group,
 GRACE_S, SIGKILL to everything left. Where the warden is killed, the kernel kills the server; the supervisor looks for
 the rest. STATUS_FD gets one line: `pid N`, or `error WHY`. Its exit code is the server's, as a shell counts.
+
+A warden without a COMMAND waits for its order, which comes through LIFELINE_FD (order.py).
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
 from hive.errors import HiveError
 from hive.host.parent import become_subreaper
 from hive.host.process import ProcessTable, exit_code, spawn
+from hive.worker.order import decode_order
 
 LOOK_S = 0.005
 """Between two looks while the tree is being ended."""
@@ -31,11 +35,12 @@ GIVE_UP_S = 30.0
 class Tree:
     """The server and all that came of it. `code`: the server's exit code, once it has ended."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         # Not reaped by Popen: `reap` takes the end of every child, the inherited ones too.
-        self._server = spawn(command, env=os.environ, pdeathsig=signal.SIGKILL)
+        self._server = spawn(command, env=environment, pdeathsig=signal.SIGKILL)
         self.pid = self._server.pid
         self.code: int | None = None
+        self._is_childless = False
 
     def reap(self) -> None:
         """Takes whatever has ended by now."""
@@ -43,6 +48,7 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._is_childless = True  # the sub-reaper of all of them has none: nothing is left
                 return
             if pid == 0:
                 return
@@ -56,7 +62,7 @@ class Tree:
             self._signal_group(signal.SIGTERM)
             self._wait(grace_s)
         until = time.monotonic() + GIVE_UP_S
-        while (left := self._descendants()) and time.monotonic() < until:
+        while not self._is_childless and (left := self._descendants()) and time.monotonic() < until:
             for pid in left:
                 _kill(pid)
             time.sleep(LOOK_S)
@@ -101,8 +107,20 @@ def watch(tree: Tree, lifeline_fd: int, wakeup_fd: int) -> None:
         tree.reap()
 
 
-def main(words: list[str]) -> int:
-    lifeline_fd, status_fd, grace_s, command = int(words[0]), int(words[1]), float(words[2]), words[3:]
+def wait_for_order(lifeline_fd: int, status_fd: int, grace_s: float) -> int:
+    """The life of a warden that is told later what to start; 0 where nobody tells it."""
+    data = bytearray()
+    while (found := decode_order(bytes(data))) is None:
+        if not (more := os.read(lifeline_fd, 65536)):
+            return 0
+        data += more
+    return guard(lifeline_fd, status_fd, grace_s, *found)
+
+
+def guard(
+    lifeline_fd: int, status_fd: int, grace_s: float, command: Sequence[str], environment: Mapping[str, str]
+) -> int:
+    """Starts the server and is its warden, as the head of this file says; returns its exit code."""
     wakeup_fd, woken_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -113,7 +131,7 @@ def main(words: list[str]) -> int:
     os.set_inheritable(status_fd, False)
     become_subreaper()
     try:
-        tree = Tree(command)
+        tree = Tree(command, environment)
     except HiveError as error:
         os.write(status_fd, f"error {' '.join(error.message.split())}\n".encode())
         return error.exit_code
@@ -125,6 +143,11 @@ def main(words: list[str]) -> int:
     finally:
         tree.end(grace_s)
     return 1 if tree.code is None else tree.code
+
+
+def main(words: list[str]) -> int:
+    lifeline_fd, status_fd, grace_s, command = int(words[0]), int(words[1]), float(words[2]), words[3:]
+    return guard(lifeline_fd, status_fd, grace_s, command, os.environ)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def test_nothing_that_is_asked_ends_in_a_5xx_or_in_another_shape(with_redis: Whe
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(LONG_S + 400)
 def test_nor_does_it_while_redis_is_down(without_redis: Where, directory: Path) -> None:
     # What is wrong with a request is found before Redis is asked, so `coverage`, mostly that, is left to the other run.

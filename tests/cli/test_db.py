@@ -95,6 +95,7 @@ def test_csv_goes_into_a_file_as_it_is_and_to_a_terminal_without_what_steers_it(
     assert hive("db", "query", "--csv", sql).out == "v\n\\x1b[2J\n"
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("columns", [20, 40, 80, 120])
 def test_a_table_is_no_wider_than_the_terminal(hive: Hive, on_a_terminal: Callable[[int], None], columns: int) -> None:
     on_a_terminal(columns)

@@ -90,6 +90,7 @@ def demo() -> Iterator[Program]:
         yield server
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_takes_turns_and_keeps_its_state(name: str, dialect: Dialect, demo: Program, tmp_path: Path) -> None:
@@ -127,6 +128,7 @@ def test_a_model_that_refuses_is_a_502_with_the_reason_and_no_turn(demo: Program
     assert (state["turn"], state["state_ok"]) == (0, True)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("fault", ["--die-mid-stream=3", "--no-end-marker", "--error-mid-stream=3", "--bad-head"])
 def test_half_an_answer_is_no_answer(dialect: Dialect, fault: str, tmp_path: Path) -> None:

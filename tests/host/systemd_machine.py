@@ -8,6 +8,7 @@ of a booting systemd empties /tmp. Hive and the packages of this Python are moun
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -67,20 +68,29 @@ def add_job(root: Path, unit: str) -> None:
     (units / "multi-user.target.wants/hive-test.service").symlink_to("../hive-test.service")
 
 
+@contextlib.contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Holds this directory's lock: of several processes one makes what is kept there, the others find it made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def make_root() -> None:
     """Makes the root where it is not there yet: 15 s, 300 MB."""
-    if ROOT.exists():
-        return
-    CACHE.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
-    try:
-        make_debian(made / "root", PACKAGES)
-        add_job(made / "root", JOB)
-        for there in (HIVE_THERE, PACKAGES_THERE):
-            (made / "root" / there.lstrip("/")).mkdir()
-        (made / "root").rename(ROOT)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    with one_at_a_time(CACHE):
+        if ROOT.exists():
+            return
+        made = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
+        try:
+            make_debian(made / "root", PACKAGES)
+            add_job(made / "root", JOB)
+            for there in (HIVE_THERE, PACKAGES_THERE):
+                (made / "root" / there.lstrip("/")).mkdir()
+            (made / "root").rename(ROOT)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def run(job: str, out: Path, *, limit_s: float) -> str:

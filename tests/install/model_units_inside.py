@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hive.errors import HiveError
-from hive.link.slots import AskSlotLog, AskSlots, ProcessState, SlotGrant, SlotProcess, SlotStart, SlotStop
+from hive.link.slots import AskSlotLog, AskSlots, ProcessState, SlotGrant, SlotPrepare, SlotProcess, SlotStart, SlotStop
 from hive.sandbox.model_slots import ModelSlots
 from hive.sandbox.slot_units import SlotUnits
 from hive.settings.table import Paths
@@ -27,7 +27,7 @@ A, B, C = "model-a-00000001", "b-00000002", "c-00000003"
 PATHS = Paths(Path("/var/lib/hive"), Path("/run/hive"), apart=True)
 PIDS = Path("/var/lib/hive/inference/pids")
 FLAGS = Path("/srv/flags")
-WITHIN_S = 120
+WITHIN_S = 240
 """Then what was seen until now is told, with the journal."""
 GRANT = SlotGrant(accounts={"cpu": 700})
 HIVE = """#!/bin/sh
@@ -204,6 +204,58 @@ async def helpers(first: ModelSlots, seen: dict[str, Any]) -> None:
     second.close()
 
 
+async def prepared(first: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
+    """One that waits: started, forgotten, killed, and left by its helper."""
+    flags(A)
+    told.moved.clear()
+    waiting = await waits(first, A)
+    begun = (await ask(first, SlotStart(id=A, grant=GRANT))).process
+    serving = await told.until(A, ProcessState.SERVING)
+    log = (await ask(first, AskSlotLog(id=A, lines=50))).text
+    await ask(first, SlotStop(id=A, grace_s=5))
+    seen["prepared"] = {
+        "waiting": waiting,
+        "pids": [begun.pid, serving.pid],
+        "grant": told_of(begun)["grant"],
+        "log": log,
+        "left": [alive(), state(A)],
+    }
+    await waits(first, A)
+    await ask(first, SlotPrepare(id=B))  # another one instead
+    seen["prepared"]["replaced"] = state(A)
+    await ask(first, SlotPrepare(id=""))
+    seen["prepared"]["dropped"] = [state(B), names()]
+    ended = {}
+    for name in ("without its mark", "killed"):
+        pid = (await waits(first, A))["pid"]
+        if name == "killed":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            (PATHS.slot_grants / f"{A}.awaited").unlink()
+        while state(A) == "activating" or names():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        ended[name] = state(A)
+    seen["prepared"]["ended"] = ended
+    await waits(first, A)
+    for task in [each for each in asyncio.all_tasks() if each.get_name() in ("prepared slot", "start model")]:
+        task.cancel()  # as with kill -9: its mark stays
+    second = await helper(told)
+    seen["prepared"]["next helper"] = [(await ask(second, AskSlots())).processes, state(A), names()]
+    second.close()
+
+
+async def waits(slots: ModelSlots, slot: str) -> dict[str, Any]:
+    """Has one wait for its grant."""
+    await ask(slots, SlotPrepare(id=slot))
+    pid = int(run("systemctl", "show", f"hive-model@{slot}", "--property=MainPID", "--value"))
+    return {"pid": pid, "unit": state(slot), "grants": names(), "told": (await ask(slots, AskSlots())).processes}
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in PATHS.slot_grants.iterdir())
+
+
 async def refused(slots: ModelSlots, seen: dict[str, Any]) -> None:
     Path("/etc/systemd/system/hive-model@.service").unlink()
     run("systemctl", "daemon-reload")
@@ -225,6 +277,8 @@ async def _all_of_it(seen: dict[str, Any]) -> None:
     await ends(slots, told, seen)
     await stops(slots, told, seen)
     await memory(slots, told, seen)
+    other = Told()
+    await prepared(await helper(other), other, seen)
     await helpers(slots, seen)
     told = Told()
     await refused(await helper(told), seen)

@@ -108,6 +108,23 @@ def test_a_new_helper_finds_what_runs_what_loads_and_what_ended(seen: dict[str, 
     assert adopted["left"] == []
 
 
+def test_one_that_waits_is_what_starts(seen: dict[str, Any]) -> None:
+    found = seen["prepared"]
+    waiting = found["waiting"]
+    assert (waiting["unit"], waiting["grants"], waiting["told"]) == ("activating", [f"{A}.awaited"], [])
+    assert found["pids"] == [waiting["pid"]] * 2
+    assert found["grant"] == {"cpu": 700}
+    assert found["log"].splitlines()[0] == f"the supervisor of {A} begins with {{'cpu': 700}}"
+    assert found["left"] == [[], "inactive"]
+
+
+def test_one_that_waits_in_vain_leaves_nothing(seen: dict[str, Any]) -> None:
+    found = seen["prepared"]
+    assert (found["replaced"], found["dropped"]) == ("inactive", ["inactive", []])
+    assert found["ended"] == {"without its mark": "inactive", "killed": "inactive"}
+    assert found["next helper"] == [[], "inactive", []]
+
+
 def test_without_the_unit_it_says_so_and_leaves_nothing(seen: dict[str, Any]) -> None:
     name, message, grants = seen["no unit"]
     assert (name, grants) == ("NotFound", [])

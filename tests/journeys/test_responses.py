@@ -18,8 +18,10 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 
+from tests.fakes.programs import demo_backend
 from tests.fakes.shapes import standin
 from tests.journeys.clients import node_client, python_client
+from tests.journeys.matrix import turn_to
 from tests.journeys.sdk import CITY, HELLO, TEMPLATE, Door, door_of, totals
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, serve
@@ -29,6 +31,7 @@ SAID: Any = HELLO[0]["content"]
 TOOLS: Any = [{"type": "function", "name": "look_up", "description": "A city.", "parameters": CITY}]
 LONG: Any = {"max_output_tokens": 400, "temperature": 0}
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Edits a file."}
+CONFIG = "[inference]\nswitch_health_tries = 20\nswitch_health_every_s = 0.1\n"
 SHAPES = Path(__file__).parents[1] / "fakes" / "codex"
 
 
@@ -36,8 +39,24 @@ class Backend(NamedTuple):
     """`is_random`: whether what it says has no sense, and no end but its limit; it calls no tool, or not to its end."""
 
     hive: Stack
+    name: str
+    url: str
     model: str
     is_random: bool = True
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    with demo_backend() as demo:
+        yield demo.url
+
+
+@pytest.fixture(scope="module")
+def hive(demo: str) -> Iterator[Stack]:
+    """One for all kinds of backend: it is switched from one to the next."""
+    with stack(url=demo, config=CONFIG) as hive:
+        hive.create("alice", "idler.py", tier="high")
+        yield hive
 
 
 @pytest.fixture(
@@ -48,28 +67,27 @@ class Backend(NamedTuple):
         pytest.param("vllm", marks=pytest.mark.vllm),
     ],
 )
-def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    if request.param == "demo":
-        with stack() as hive:
-            yield _with_agents(Backend(hive, "hive-demo", is_random=False))
-    elif "shapes" in request.param:
-        with standin(request.param.partition("-")[0]) as shown, stack(url=shown.url) as hive:
-            yield _with_agents(Backend(hive, MODEL, is_random=False))
-    elif request.param == "llama":
-        with (
-            serve(tmp_path_factory.mktemp("llama-responses"), template=TEMPLATE) as server,
-            stack(url=server.url) as hive,
-        ):
-            yield _with_agents(Backend(hive, MODEL))
+def site(
+    request: pytest.FixtureRequest, hive: Stack, demo: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backend]:
+    """A backend that runs, whichever is in use."""
+    name: str = request.param
+    if name == "demo":
+        yield Backend(hive, name, demo, "hive-demo", is_random=False)
+    elif "shapes" in name:
+        with standin(name.partition("-")[0]) as shown:
+            yield Backend(hive, name, shown.url, MODEL, is_random=False)
+    elif name == "llama":
+        with serve(tmp_path_factory.mktemp("llama-responses"), template=TEMPLATE) as server:
+            yield Backend(hive, name, server.url, MODEL)
     else:
-        with stack(url=request.getfixturevalue("vllm_server").url) as hive:
-            yield _with_agents(Backend(hive, MODEL))
+        yield Backend(hive, name, request.getfixturevalue("vllm_server").url, MODEL)
 
 
-def _with_agents(backend: Backend) -> Backend:
-    backend.hive.create("alice", "idler.py", tier="high")
-    backend.hive.create("counted", "idler.py", tier="high")
-    return backend
+@pytest.fixture
+def backend(site: Backend) -> Backend:
+    turn_to(site.hive, site.url)
+    return site
 
 
 @pytest.fixture
@@ -78,7 +96,9 @@ def door(backend: Backend) -> Door:
 
 
 def test_an_answer_and_its_stream_are_the_same_and_counted(backend: Backend) -> None:
-    door = door_of(backend.hive, "counted")
+    agent = f"counted-{backend.name}"
+    backend.hive.create(agent, "idler.py", tier="high")
+    door = door_of(backend.hive, agent)
     wanted: Any = {"model": backend.model, "input": SAID, "instructions": "Be short.", "max_output_tokens": 16}
     with door.openai() as client:
         whole = client.responses.create(**wanted, temperature=0)
@@ -99,7 +119,7 @@ def test_an_answer_and_its_stream_are_the_same_and_counted(backend: Backend) -> 
             whole.usage.output_tokens,
         )
     counted = (2 * whole.usage.input_tokens, 2 * whole.usage.output_tokens)
-    until(lambda: totals(backend.hive, "counted") == counted, within_s=20, what="both are counted")
+    until(lambda: totals(backend.hive, agent) == counted, within_s=20, what="both are counted")
     assert counted[0] > 0
     assert counted[1] > 0
 
@@ -119,12 +139,11 @@ def test_a_tool_is_offered_and_its_answer_taken(backend: Backend, door: Door) ->
 
 
 @pytest.mark.parametrize("kind", ["demo", "llama", "vllm", "ollama"])
-def test_a_tool_is_called_and_thoughts_are_told(kind: str) -> None:
+def test_a_tool_is_called_and_thoughts_are_told(hive: Stack, demo: str, kind: str) -> None:
     """Random models call nothing: stand-ins write a call as the servers do, and the demo backend makes its own."""
     with contextlib.ExitStack() as opened:
-        url = None if kind == "demo" else opened.enter_context(standin(kind, "tools", "thinking")).url
-        hive = opened.enter_context(stack(url=url))
-        hive.create("alice", "idler.py", tier="high")
+        url = demo if kind == "demo" else opened.enter_context(standin(kind, "tools", "thinking")).url
+        turn_to(hive, url)
         client = opened.enter_context(door_of(hive, "alice").openai())
         wanted: Any = {"model": "hive-demo" if kind == "demo" else MODEL, "tools": TOOLS, "parallel_tool_calls": False}
         called = client.responses.create(input=[LOOK], **wanted)

@@ -193,50 +193,62 @@ def test_under_load_nobody_sees_an_error_while_it_goes_to_and_fro(tmp_path: Path
         assert hive.get("/api/usage")["totals"]["cut"] == 0
 
 
-def test_one_that_cannot_generate_is_not_switched_to(standin: Standin) -> None:
+@pytest.fixture(scope="module")
+def begun_on_demo() -> Iterator[Stack]:
+    with stack(config=QUICK) as hive:
+        yield hive
+
+
+@pytest.fixture
+def on_demo(begun_on_demo: Stack, standin: Standin) -> Iterator[Stack]:
+    """A Hive before its own demo backend: that of the other tests, switched back before the stand-in goes."""
+    assert "demo.sock" in in_use(begun_on_demo)
+    yield begun_on_demo
+    assert switch(begun_on_demo, "demo").returncode == 0
+
+
+def test_one_that_cannot_generate_is_not_switched_to(on_demo: Stack, standin: Standin) -> None:
     """It answers everything else, as vLLM does with a model its kernels cannot run."""
     standin.generates = False
-    with stack(config=QUICK) as hive:
-        before = in_use(hive)
-        said = switch(hive, standin.url)
-        assert said.returncode == 6, said.stderr
-        assert "it answers 500" in said.stderr
-        assert "CUDA out of memory" in said.stderr
-        assert f"demo at {before} is active as before" in said.stderr
-        assert in_use(hive) == before
-        assert hive.health()["status"] == "ok"
-        assert switch(hive, "http://127.0.0.1:1").returncode == 5
-        assert switch(hive, "nonsense kind").returncode == 2
+    before = in_use(on_demo)
+    said = switch(on_demo, standin.url)
+    assert said.returncode == 6, said.stderr
+    assert "it answers 500" in said.stderr
+    assert "CUDA out of memory" in said.stderr
+    assert f"demo at {before} is active as before" in said.stderr
+    assert in_use(on_demo) == before
+    assert on_demo.health()["status"] == "ok"
+    assert switch(on_demo, "http://127.0.0.1:1").returncode == 5
+    assert switch(on_demo, "nonsense kind").returncode == 2
 
 
-def test_by_its_kind_and_back_to_the_demo(standin: Standin) -> None:
-    with stack(config=QUICK) as hive:
-        demo = in_use(hive)
-        assert switch(hive, standin.url).returncode == 0
-        said = switch(hive, "llama", "--json")
-        assert json.loads(said.stdout)["result"]["changed"] is False
-        assert switch(hive, "demo").returncode == 0
-        assert in_use(hive) == demo
-        assert switch(hive, "llama").returncode == 0
-        listed = {row["backend"]: row for row in hive.get("/api/system/backends")["backends"]}
-        assert (listed["llama"]["in_use"], listed["demo"]["in_use"], listed["demo"]["answers"]) == (True, False, True)
+def test_by_its_kind_and_back_to_the_demo(on_demo: Stack, standin: Standin) -> None:
+    demo = in_use(on_demo)
+    assert switch(on_demo, standin.url).returncode == 0
+    said = switch(on_demo, "llama", "--json")
+    assert json.loads(said.stdout)["result"]["changed"] is False
+    assert switch(on_demo, "demo").returncode == 0
+    assert in_use(on_demo) == demo
+    assert switch(on_demo, "llama").returncode == 0
+    listed = {row["backend"]: row for row in on_demo.get("/api/system/backends")["backends"]}
+    assert (listed["llama"]["in_use"], listed["demo"]["in_use"], listed["demo"]["answers"]) == (True, False, True)
 
 
-def test_the_choice_outlives_the_daemon_and_not_the_hive(standin: Standin) -> None:
-    with stack(config=QUICK) as hive:
-        demo = in_use(hive)
-        assert switch(hive, standin.url).returncode == 0
-        hive.kill("daemon")
-        until(lambda: in_use(hive) in standin.url, within_s=20, what="the chosen one")
-        hive.stop()
-        hive.start()
-        assert in_use(hive) == demo
+def test_the_choice_outlives_the_daemon_and_not_the_hive(on_demo: Stack, standin: Standin) -> None:
+    demo = in_use(on_demo)
+    assert switch(on_demo, standin.url).returncode == 0
+    on_demo.kill("daemon")
+    until(lambda: in_use(on_demo) in standin.url, within_s=20, what="the chosen one")
+    on_demo.stop()
+    on_demo.start()
+    assert in_use(on_demo) == demo
 
 
-def test_a_daemon_killed_while_the_new_one_is_looked_at_finishes_the_switch(standin: Standin) -> None:
+def test_a_daemon_killed_while_the_new_one_is_looked_at_finishes_the_switch(on_demo: Stack, standin: Standin) -> None:
     """And whoever waits for it in the terminal does not notice."""
+    hive = on_demo
     standin.generates = threading.Event()
-    with stack(config=QUICK) as hive, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(switch, hive, standin.url)
         standin.asked.wait(20)
         hive.kill("daemon")

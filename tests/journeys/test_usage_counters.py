@@ -121,7 +121,7 @@ def slowed_vllm() -> Iterator[VllmServer]:
     scope="module",
     params=[
         pytest.param(BackendKind.LLAMA, marks=pytest.mark.llama),
-        pytest.param(BackendKind.VLLM, marks=pytest.mark.vllm),
+        pytest.param(BackendKind.VLLM, marks=[pytest.mark.vllm, pytest.mark.wide]),  # another start of vLLM
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:

@@ -67,6 +67,8 @@ class PlayedServers:
         self.processes: dict[str, SlotProcess] = {}
         self.started: list[tuple[str, SlotGrant]] = []
         self.stopped: list[str] = []
+        self.prepared: list[str] = []
+        """What was to wait, one after the other; the last one does."""
         self.comes_up: dict[str, str] = {}
         self.last: dict[str, list[str]] = {}
         self.load_s = 0.0
@@ -96,6 +98,10 @@ class PlayedServers:
         elif self.comes_up[id] == "ended":
             asyncio.get_running_loop().call_later(self.load_s, self.end, id)
         return process
+
+    async def slot_prepare(self, id: str) -> None:
+        self._check()
+        self.prepared.append(id)
 
     async def slot_stop(self, id: str, *, grace_s: float) -> None:
         self._check()

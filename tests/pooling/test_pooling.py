@@ -81,6 +81,42 @@ async def test_an_idle_model_without_an_audience_gives_way_at_once(world: World)
     assert why == "room for b", "people know it by its name"
 
 
+async def test_the_model_that_room_is_made_for_is_prepared_and_then_the_one_that_left(world: World) -> None:
+    box = await world({"a": 60, "b": 60, "c": 20}, swap_share=0.99, swap_share_high=0.99)
+    box.ask("a")
+    await box.until("a", "ready")
+    box.use("a", 1)
+    assert box.servers.prepared == []  # of the others none was ever used
+    box.ask("b", agent="b1")
+    await until(lambda: box.servers.prepared == [box.id("b")])
+    assert len(box.servers.started) == 1  # before room is made
+    await box.until("b", "ready")
+    await until(lambda: box.servers.prepared == [box.id("b"), box.id("a")])
+    assert box.state("a") == "cold"
+
+
+async def test_nothing_is_prepared_where_that_is_not_wanted(world: World) -> None:
+    box = await world({"a": 60, "b": 60}, prepare=False)
+    for model in ("a", "b", "a"):
+        box.ask(model)
+        await box.until(model, "ready")
+        box.use(model, 0)
+    await box.pool.passed()
+    assert box.servers.prepared == []
+
+
+async def test_the_next_helper_is_told_again_what_is_to_wait(world: World) -> None:
+    box = await world({"a": 60, "b": 60})
+    for model in ("a", "b"):
+        box.ask(model)
+        await box.until(model, "ready")
+        box.use(model, 0)
+    await until(lambda: box.servers.prepared[-1:] == [box.id("a")])
+    box.servers.prepared.clear()
+    box.pool.helper_here()
+    await until(lambda: box.servers.prepared == [box.id("a")])
+
+
 async def test_what_is_in_flight_is_waited_for_and_cut_only_after_the_turn_and_the_drain(world: World) -> None:
     box = await world({"a": 60, "b": 60}, swap_share=0.99, swap_share_high=0.99)
     box.ask("a")

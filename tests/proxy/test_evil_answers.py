@@ -389,6 +389,7 @@ async def outcome(pair: Pair, client: Any, *, stream: bool) -> Heard | None:
         return None
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "one piece"])
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 async def test_no_evil_answer_ends_clean(tmp_path: Path, pair: Pair, stream: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hive.domain import Band
-from hive.link.pool import SlotFlow, SlotIs
+from hive.link.pool import SlotBusy, SlotFlow, SlotIs
 from hive.proxy import slot_flows
 from tests.proxy.harness import STREAM, Backend, chunked, read_request, until
 from tests.proxy.test_slots import FIRST, LAST, Pool, ask, content, hold, pooled
@@ -176,3 +176,55 @@ class Scripted:
     def say(self, data: bytes) -> None:
         assert self._writer is not None
         self._writer.write(data)
+
+
+async def test_an_end_is_told_soon_where_somebody_waits_for_a_load(tmp_path: Path, monkeypatch: Any) -> None:
+    """The daemon heard it with the next second, and a swap waited for that long."""
+    monkeypatch.setattr(slot_flows, "EACH_S", 1000.0)
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        release = hold(pool.servers["a"])
+        busy, waiting = await pool.client(), await pool.client()
+        busy.writer.write(ask("a", body=STREAM))
+        await until(sees(pool, lambda flow: flow.begun))
+        waiting.writer.write(ask("b"))
+        await pool.waits("b")
+        await until(lambda: pool.told)
+        assert (flow := last(pool)) is not None
+        assert (flow.in_flight, flow.begun) == (1, 0)  # told with the demand
+        release.set()
+        assert (await busy.answer())[0] == 200
+        await until(sees(pool, lambda flow: not flow.in_flight))
+
+
+async def test_what_was_in_flight_is_told_anew_with_a_demand(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(slot_flows, "EACH_S", 1000.0)
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        release = hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await until(sees(pool, lambda flow: flow.begun))
+        release.set()
+        assert (await client.answer())[0] == 200
+        assert (flow := last(pool)) is not None
+        assert flow.in_flight == 1
+        client.writer.write(ask("b"))
+        await until(lambda: pool.told)
+        assert sees(pool, lambda flow: not flow.in_flight)()
+
+
+async def test_one_that_was_too_busy_to_close_is_told_of_soon(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(slot_flows, "EACH_S", 1000.0)
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await until(sees(pool, lambda flow: flow.begun))
+        count = len(pool.flows)
+        (answer,) = pool.close("a")
+        assert isinstance(answer, SlotBusy)
+        await until(lambda: len(pool.flows) > count)
+        assert (flow := last(pool)) is not None
+        assert flow.in_flight == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hive.host.cgroup import Subtree
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths
@@ -33,7 +35,21 @@ def paths() -> Iterator[Paths]:
     shutil.rmtree(top)
 
 
-@pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.cgroup), "signals"])
+def has_cgroup() -> bool:
+    """Whether agents can have control groups here."""
+    if (subtree := Subtree.find(Path(tempfile.gettempdir()) / f"hive-probe-{os.getpid()}")) is None:
+        return False
+    subtree.remove()
+    return True
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cgroup", marks=pytest.mark.cgroup),
+        # What both do alike is in test_conformance.py, for both.
+        pytest.param("signals", marks=[pytest.mark.wide] if has_cgroup() else []),
+    ]
+)
 def freezer(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -28,14 +28,22 @@ import asyncio, os, pathlib, sys
 from hive.backends.command_line import Launch
 from hive.errors import HiveError
 from hive.host.notify import Notifier
+from hive.link.slots import mark_of
+from hive.worker.lifeline import Lifeline
 from hive.worker.profile import TimeoutProfile
 from hive.worker.supervisor import supervise
+from hive.worker.waiting import is_awaited, wait_for_grant
+grant, limit_s = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+line = Lifeline.forked(grace_s=2.0)
+if is_awaited(grant, mark_of(grant)):
+    if not wait_for_grant(grant, mark_of(grant), warden=line.process.pid, limit_s=limit_s):
+        sys.exit(0)
 notifier = Notifier(os.environ, pid=os.getpid())
 environment = {name: value for name, value in os.environ.items() if not name.startswith("HIVE_")}
 print("the supervisor begins", flush=True)
-launch = Launch(tuple(sys.argv[2:]), environment, (), pathlib.Path(sys.argv[1]))
+launch = Launch(tuple(sys.argv[4:]), environment, (), pathlib.Path(sys.argv[3]))
 try:
-    sys.exit(asyncio.run(supervise(launch, TimeoutProfile(load_timeout_s=60), notifier)))
+    sys.exit(asyncio.run(supervise(launch, TimeoutProfile(load_timeout_s=60), notifier, line=line)))
 except HiveError as error:
     sys.exit(f"refused: {error.message}")
 """
@@ -70,13 +78,13 @@ def left(paths: Paths) -> list[int]:
     return [pid for pid in pids(paths) if alive(pid)]
 
 
-def command(paths: Paths, *flags: str) -> Callable[[str], list[str]]:
-    """The starter of a slot's server in a test."""
+def command(paths: Paths, *flags: str, waits_s: float = 300) -> Callable[[str], list[str]]:
+    """The starter of a slot's server in a test. `waits_s`: longest wait of a prepared one."""
 
     def made(slot: str) -> list[str]:
         socket = str(paths.slot_socket(slot))
         server = [sys.executable, "-I", "-S", str(SERVER), "--socket", socket, "--pids", str(pids_file(paths)), *flags]
-        return [sys.executable, "-P", "-c", SUPERVISOR, socket, *server]
+        return [sys.executable, "-P", "-c", SUPERVISOR, str(paths.slot_grant(slot)), str(waits_s), socket, *server]
 
     return made
 

@@ -32,7 +32,7 @@ OPENERS: list[object] = [
     pytest.param(open_signals, id="process+signals"),
     pytest.param(open_docker, id="docker", marks=pytest.mark.docker),
     pytest.param(bench_firecracker.open_bench, id="firecracker"),
-    pytest.param(bench_firecracker.open_direct, id="firecracker+direct"),
+    pytest.param(bench_firecracker.open_direct, id="firecracker+direct", marks=pytest.mark.wide),
 ]
 
 MARK = MARKS[A]

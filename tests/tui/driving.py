@@ -28,7 +28,9 @@ from hive.tui.widgets.pane import Pane
 from tests.control.box import Box, until
 
 SIZES = [(80, 24), (120, 40)]
-each_size = pytest.mark.parametrize("size", SIZES, ids=["80x24", "120x40"])
+each_size = pytest.mark.parametrize(
+    "size", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.wide)], ids=["80x24", "120x40"]
+)
 Key = tuple[str, str]
 """The class that has the binding, and the key."""
 JOURNEYS: dict[Key, str] = {}

@@ -24,7 +24,6 @@ from hive.tui.snapshot import Snapshot
 from tests.control.box import Box, Caller, daemon_process, until
 from tests.tui import frozen
 from tests.tui.driving import (
-    SIZES,
     each_size,
     is_in_front,
     is_main,
@@ -308,6 +307,7 @@ async def test_a_clock_that_is_set_is_said_and_nothing_is_negative(
         monkeypatch.setattr(time, "time", true_time)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("front", ["table", "page", "keys", "question", "backends", "palette"])
 async def test_a_terminal_of_20_by_5_and_back_again(box: Box, front: str) -> None:
     await box.create("ann")
@@ -327,7 +327,7 @@ async def test_a_terminal_of_20_by_5_and_back_again(box: Box, front: str) -> Non
         assert pane(app, "events").display is True
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each_size
 async def test_selection_and_line_stay_while_panes_above_come_and_go(size: tuple[int, int]) -> None:
     """Each pane that grows makes the table lower: the selected row is still on the screen, and the same agent."""
     rows = [frozen.row(f"agent-{number:03}") for number in range(100)]

@@ -111,7 +111,7 @@ async def test_a_log_without_a_lines_end_is_cut_before_it_is_drawn_and_the_keys_
 async def test_verbs_that_wait_for_busy_agents_keep_no_look_from_being_taken() -> None:
     """Each took one of the loop's few threads, for as long as its agent was busy; then nothing was looked at."""
     source = Answering(frozen.look())
-    async with shown(source, interval_s=0.02) as (app, pilot):
+    async with shown(source) as (app, pilot):
         try:
             for _ in range(40):
                 await pilot.press("p")

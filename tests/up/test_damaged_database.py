@@ -92,7 +92,9 @@ def log_gone(path: Path) -> None:
     path.with_name("hive.db-wal").unlink()
 
 
-@pytest.mark.parametrize("damage", [header_gone, log_gone], ids=["header gone", "log gone"])
+@pytest.mark.parametrize(
+    "damage", [header_gone, pytest.param(log_gone, marks=pytest.mark.wide)], ids=["header gone", "log gone"]
+)
 def test_after_a_damaged_database_tokens_hold_what_was_revoked_stays_so_and_status_says_what_is_gone(
     hive: HiveUp, damage: Callable[[Path], None]
 ) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hive.errors import BadRequest, DependencyDown, NotFound
+from hive.host.process import children_of, read_stat
+from hive.link.slots import mark_of
 from hive.sandbox.model_slots import described
 from hive.settings.file import load
 from hive.settings.pool import slot_id
@@ -66,3 +70,52 @@ def test_a_missing_file_ends_it_with_5_and_says_where_to_put_it(tmp_path: Path) 
     assert said.returncode == 5, said.stderr
     assert f"{tmp_path}/none.gguf" in said.stderr
     assert "put it there, or change [model a]" in said.stderr
+
+
+@pytest.fixture
+def awaited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`hive run-model` that waits for its grant: it has a warden, and its model's file is missing."""
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[inference]\nllama_program = {sys.executable}\n[model a]\nfile = {tmp_path}/none.gguf\n")
+    mark_of(tmp_path / "grant.json").touch()
+    words = [slot_id("a"), "--grant", "grant.json", "--socket", "a.sock", "--state-dir", "state", "--config", str(conf)]
+    run = [sys.executable, "-P", "-m", "hive", "run-model", *words]
+    with subprocess.Popen(run, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until_warden = time.monotonic() + 60
+        while not children_of(process.pid):
+            assert time.monotonic() < until_warden
+            assert process.poll() is None
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def test_what_is_described_while_it_waits_is_what_it_starts(awaited: subprocess.Popen[str], tmp_path: Path) -> None:
+    conf = tmp_path / "hive.conf"
+    conf.write_text(conf.read_text().replace("none.gguf", "other.gguf"))
+    (tmp_path / "new").write_text('{"accounts": {"cpu": 100}}')
+    (tmp_path / "new").rename(tmp_path / "grant.json")
+    _, said = awaited.communicate(timeout=60)
+    assert awaited.returncode == 5, said
+    assert f"{tmp_path}/other.gguf" in said
+
+
+def test_a_model_that_is_described_no_more_while_it_waits_is_not_started(
+    awaited: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "hive.conf").write_text("")
+    (tmp_path / "grant.json").write_text('{"accounts": {"cpu": 100}}')
+    _, said = awaited.communicate(timeout=60)
+    assert awaited.returncode == 3, said
+    assert slot_id("a") in said
+
+
+def test_without_its_mark_it_ends_well(awaited: subprocess.Popen[str], tmp_path: Path) -> None:
+    warden = children_of(awaited.pid)
+    mark_of(tmp_path / "grant.json").unlink()
+    _, said = awaited.communicate(timeout=60)
+    assert (awaited.returncode, said) == (0, "")
+    until_gone = time.monotonic() + 60
+    while any((found := read_stat(pid)) is not None and found.alive for pid in warden):
+        assert time.monotonic() < until_gone
+        time.sleep(0.01)

@@ -153,7 +153,7 @@ def runtime_of(hive: HiveUp) -> Path:
     return hive.client.path.parent
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.wide)])
 def test_it_comes_up_says_what_it_is_and_ends_without_an_orphan_or_a_stale_socket(hive: HiveUp, number: int) -> None:
     hive.start().until_up()
     view = agent(hive, "ann", SLEEPER)

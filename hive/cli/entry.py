@@ -1,0 +1,71 @@
+"""The `hive` program: the commands of main.py, and the one that starts with every model without Typer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hive.settings.table import Settings
+
+RUN_MODEL = "run-model"
+OPTIONS = ("--grant", "--socket", "--state-dir", "--hive-state-dir", "--config")
+NEEDED = OPTIONS[:3]
+
+
+def run() -> None:
+    """The program, with its arguments."""
+    words = sys.argv[1:]
+    if words[:1] == [RUN_MODEL] and (options := plain_options(words[1:])) is not None:
+        sys.exit(_reported(words[1], options))
+    from hive.cli.main import main  # Typer and all that: 50 ms of CPU, a sixth of a supervisor's start
+
+    sys.exit(main(words))
+
+
+def _reported(slot: str, options: Mapping[str, str]) -> int:
+    from hive.errors import HiveError
+
+    try:
+        return supervise_slot(slot, options)
+    except HiveError as error:
+        from hive.cli.call import report
+
+        return report(error, as_json=False)
+
+
+def plain_options(words: Sequence[str]) -> dict[str, str] | None:
+    """The options of `hive run-model` as units and helper write them; None for all else, which is Typer's to answer.
+
+    >>> plain_options(["a-1", "--grant", "g", "--socket", "s", "--state-dir", "d"])
+    {'--grant': 'g', '--socket': 's', '--state-dir': 'd'}
+    >>> plain_options(["a-1", "--grant", "g"]), plain_options(["--help"]), plain_options(["a-1", "--grant=g"])
+    (None, None, None)
+    """
+    if not words or words[0].startswith("-") or len(words) % 2 == 0:
+        return None
+    options = dict(zip(words[1::2], words[2::2], strict=True))
+    return options if options.keys() <= set(OPTIONS) and options.keys() >= set(NEEDED) else None
+
+
+def supervise_slot(slot: str, options: Mapping[str, str]) -> int:
+    """Does `hive run-model`, with options by name; one that is empty is not given. Raises HiveError."""
+    from hive.settings.file import load
+    from hive.up.run_model import supervised
+
+    paths = {name: Path(value) for name, value in options.items() if value}
+
+    def settings() -> Settings:
+        return load(paths.get("--config"), env=os.environ).settings
+
+    return supervised(
+        slot,
+        settings,
+        grant=paths["--grant"],
+        socket=paths["--socket"],
+        state=paths["--state-dir"],
+        hive_state=paths.get("--hive-state-dir"),
+    )
