@@ -17,7 +17,8 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_open`: requests go to it. Else they wait for at most `wait_s` each: `ready_in_s` is when it is expected, None if
     that cannot be said; `never`: why no end of the wait can be seen, a clause, then they are refused at once.
-    `backend`: its kind, and its address once it has one; `models`: the names it answers to.
+    `backend`: its kind, and its address once it has one; `models`: the names it answers to; `at_server`: the name by
+    which its server knows its model, where that is another.
     """
 
     id: str
@@ -28,6 +29,7 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     ready_in_s: float | None = None
     never: str = ""
+    at_server: str = ""
 
 
 class Slots(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -49,6 +49,9 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     the slot's own place. `bytes`: anonymous and shared memory of the host now, `peak_bytes`: the most seen, both None
     where unknown; `cpu_s`: used by all its processes. After the end: `exit_code`, `why` (the reason in words),
     `was_oom` (the kernel killed it for memory), `last` (its last lines).
+
+    A model of Ollama has no process of its own: `gpu_bytes` is what Ollama says that it holds on GPUs, None for all
+    others. `was_dropped`: Ollama gave it up by itself, or is gone, which is no crash of the model's.
     """
 
     id: str
@@ -66,6 +69,8 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     was_oom: bool = False
     last: list[str] = []
+    gpu_bytes: int | None = None
+    was_dropped: bool = False
 
 
 class SlotStart(LinkMessage, tag=True, frozen=True, kw_only=True):

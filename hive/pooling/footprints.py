@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -37,10 +37,18 @@ GREW = 1.01
 class Footprints:
     """One for the daemon. `gpu` is the kind of GPU, as its driver names it, or `cpu`."""
 
-    def __init__(self, database: Database, settings: Callable[[], Settings], rows: dict[str, str]) -> None:
-        """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log."""
+    def __init__(
+        self,
+        database: Database,
+        settings: Callable[[], Settings],
+        rows: dict[str, str],
+        of_ollama: Callable[[ModelEntry], Awaitable[FileFacts]] | None = None,
+    ) -> None:
+        """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log.
+        `of_ollama`: tells the same of a model of Ollama as files do of others."""
         self._database = database
         self._settings = settings
+        self._of_ollama = of_ollama
         self._known: dict[FootprintKey, Footprint] = {}
         self._kept_peaks: dict[FootprintKey, int] = {}
         self._files: dict[Path, tuple[tuple[object, ...], FileFacts]] = {}
@@ -58,6 +66,10 @@ class Footprints:
 
     async def facts_of(self, entry: ModelEntry) -> EntryFacts:
         """Its facts as its files are now. They are read in a thread, again only after a change."""
+        if entry.is_ollamas:
+            nothing = FileFacts(can_load=False, why_not="no Ollama is asked")
+            self._files[entry.path] = (), nothing if self._of_ollama is None else await self._of_ollama(entry)
+            return self.known(entry)
         async with self._reading:
             seen = self._files.get(entry.path)
             self._files[entry.path] = await asyncio.to_thread(_read, entry.path, seen)

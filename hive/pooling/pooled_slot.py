@@ -213,6 +213,11 @@ class PooledSlot:
         if self.movement.stood_s(now) >= self.still_s:
             self.stands.set()
 
+    def charged_as_measured(self) -> None:
+        """Charges what was measured, less than what was thought too: its server takes no more from now on."""
+        if all(grant.measured_bytes is not None for grant in self.grants):
+            self.grants = tuple(Grant(g.account, g.measured_bytes or 0, g.measured_bytes) for g in self.grants)
+
     # its states -------------------------------------------------------------------------------------------------------
 
     def loading(self, grants: tuple[Grant, ...], now: float) -> None:
@@ -293,6 +298,7 @@ class PooledSlot:
             wait_s=wait_s,
             ready_in_s=None if self.is_open or self.never or self.why_not else ready_in_s,
             never="" if self.is_open else self.why_not or self.never,
+            at_server="" if self.entry.at_server == self.entry.name else self.entry.at_server,
         )
 
     def is_news(self, row: SlotRow, now: float) -> bool:

@@ -23,8 +23,8 @@ from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
 from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot, grant_of
+from hive.pooling.slot_servers import SlotServers
 from hive.pooling.slot_sleep import SlotSleep
-from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
 from hive.tasks import spawn
 from hive.worker.profile import TimeoutProfile
@@ -63,7 +63,7 @@ class SlotSteps:
         self,
         *,
         settings: Callable[[], Settings],
-        helper: SandboxClient,
+        helper: SlotServers,
         proxy_link: ProxyGates,
         audit_log: AuditLog,
         pool: ModelPool,
@@ -184,6 +184,8 @@ class SlotSteps:
             detail = {"name": slot.model, "reason": why, "seconds": round(seconds, 3)}
             self._audit_log.note("model.loaded", target=slot.id, detail=detail)
             await self._learn(slot, seconds)
+        if slot.entry.is_ollamas:
+            slot.charged_as_measured()
         self._pool.wake()
 
     def _charge(self, slot: PooledSlot, seconds: float) -> None:
@@ -269,6 +271,9 @@ class SlotSteps:
         process, charged = slot.process, sum(grant.charged_bytes for grant in slot.grants)
         now = time.monotonic()
         slot.stopping(now)
+        if process is not None and process.was_dropped:
+            await self._after_drop(slot, process.why)
+            return
         was_oom = process is not None and (process.was_oom or is_out_of_memory(process.last))
         lines = [] if process is None else process.last
         log.error("load_failed model=%s error=%s", slot.model, error.message)
@@ -372,6 +377,22 @@ class SlotSteps:
         slot.is_closing = False
         self._pool.say(slot)
         self._begin(slot, lambda: self._after_crash(slot, ended(process), lived_s), "crash")
+
+    def dropped(self, slot: PooledSlot, process: SlotProcess) -> None:
+        """The model of a slot is in no memory any more, by the doing of its server: it is cold, and that is all."""
+        slot.stopping(time.monotonic())
+        slot.is_closing = False
+        self._pool.say(slot)
+        self._begin(slot, lambda: self._after_drop(slot, process.why), "drop")
+
+    async def _after_drop(self, slot: PooledSlot, why: str) -> None:
+        await self._learn_peak(slot)
+        await self._end(slot)
+        slot.cold()
+        log.info("slot_dropped model=%s why=%s", slot.model, why)
+        self._pool.counts.dropped()
+        self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
+        self._pool.wake()
 
     def judge(self, slot: PooledSlot, process: SlotProcess) -> None:
         """Ends a server none of whose requests has moved, and that has used no CPU, for the time of the profile.

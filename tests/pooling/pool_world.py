@@ -260,7 +260,7 @@ class PoolWorld:
             settings=lambda: self.settings,
             footprints=footprints,
             clients=PoolClients(lambda: self.settings),
-            socket_of=lambda id: f"/nowhere/{id}.sock",
+            address_of=lambda entry: f"/nowhere/{entry.id}.sock",
             pins=pins or {},
             describe=describe,
             **given,
