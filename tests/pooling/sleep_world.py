@@ -231,7 +231,7 @@ class SleepWorld(PoolWorld):
             settings=lambda: self.settings,
             footprints=Footprints(self.database, lambda: self.settings, self.database.read_now(stored.footprints)),
             clients=PoolClients(lambda: self.settings),
-            socket_of=lambda id: str(self.servers.socket(id)),
+            address_of=lambda entry: str(self.servers.socket(entry.id)),
             pins=pins or {},
             describe=describe,
             **given,
