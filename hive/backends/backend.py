@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from hive.backends import ask, openapi
 from hive.backends.conversation import LOAD_S, AskedServer, ControlAnswer, Conversation, Pause, Question
 from hive.backends.counters import PrefixCache, ReportedLimits
 from hive.backends.kinds import spec_of
-from hive.backends.spec import BackendSpec
+from hive.backends.spec import BackendSpec, Sleeping
 from hive.domain import Dialect, FoundCapabilities, ModelInfo, origin_of
 from hive.errors import BackendTimeout, HiveError, NotSupported
 from hive.host.access import NO_ACCESS, RemoteAccess
@@ -35,9 +35,9 @@ async def within(limit_s: float, what: str) -> AsyncIterator[None]:
 class BackendControl:
     """One inference server at one address; control questions only, requests of agents go through the proxy.
 
-    No question sends a prompt, loads a model or wakes a sleeping one; only `load` and `unload` change anything. Each
-    question is answered within 2 s, by a server on another machine within 5 s, or fails. The server may come and go
-    between two questions; nothing is remembered here.
+    No question sends a prompt, loads a model or wakes a sleeping one; only `load`, `unload`, `fall_asleep` and `wake`
+    change anything. Each question is answered within 2 s, by a server on another machine within 5 s, or fails. The
+    server may come and go between two questions; nothing is remembered here.
     """
 
     def __init__(self, spec: BackendSpec, address: str, access: RemoteAccess = NO_ACCESS) -> None:
@@ -125,6 +125,31 @@ class BackendControl:
         if self._asking.unload is None:
             raise NotSupported(f"{model} is not unloaded on request: {self._asking.why_not_load}")
         await self._carry_on(self._asking.unload(self._server, model))
+
+    async def converse(self, make: Callable[[AskedServer], Conversation[Result]]) -> Result:
+        """The result of a conversation that only servers of its kind have; raises what that raises."""
+        return await self._carry_on(make(self._server))
+
+    async def asleep(self) -> str | None:
+        """The level of its sleep, empty while it is awake; None where it cannot sleep. Raises `BackendDown`,
+        `BackendTimeout`."""
+        return None if self._spec.sleeping is None else await self._carry_on(self._spec.sleeping.asleep(self._server))
+
+    async def fall_asleep(self, level: str, *, within_s: float) -> None:
+        """Returns once it says that it sleeps; what it holds has to be measured. Raises NotSupported, BackendDown,
+        BackendTimeout."""
+        async with within(within_s, f"{self.address} has not fallen asleep"):
+            await self._carry_on(self._sleeping().fall_asleep(self._server, level))
+
+    async def wake(self, level: str, *, within_s: float) -> None:
+        """Returns once it says that it is awake. Raises NotSupported, BackendDown, BackendTimeout."""
+        async with within(within_s, f"{self.address} has not woken"):
+            await self._carry_on(self._sleeping().wake(self._server, level))
+
+    def _sleeping(self) -> Sleeping:
+        if self._spec.sleeping is None:
+            raise NotSupported(f"{self._spec.label} has no sleep")
+        return self._spec.sleeping
 
     async def _carry_on(self, conversation: Conversation[Result]) -> Result:
         """Asks what the conversation yields; returns its result, or raises what it raises."""

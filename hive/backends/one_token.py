@@ -6,8 +6,10 @@ healthy and dies at the first request (seen with 0.32). It is asked before agent
 
 from __future__ import annotations
 
-from hive.backends import ask
+from hive.backends import ask, openai_answers
+from hive.backends.conversation import ControlAnswer
 from hive.backends.kinds import spec_of
+from hive.backends.spec import BackendSpec
 from hive.errors import BackendDown
 from hive.host.access import NO_ACCESS, RemoteAccess
 
@@ -24,6 +26,20 @@ async def generate(
     spec = spec_of(kind)
     path, body = spec.one_token(model, spec.requests.limit_name(address, limit) or "max_tokens")
     answer = await ask.post(address, path, body, within_s=within_s, access=access)
+    _check(answer, spec, model)
+
+
+async def likeliest(kind: str, address: str, model: str, *, within_s: float) -> str:
+    """The text of the one token that `model` finds likeliest: of the same server the same, whenever it is asked while
+    nothing else runs there. Empty where such a server does not tell it so. Raises as `generate`."""
+    spec = spec_of(kind)
+    path, body = spec.one_token(model, spec.requests.limit_name(address, "auto") or "max_tokens")
+    answer = await ask.post(address, path, body | {"temperature": 0}, within_s=within_s)
+    _check(answer, spec, model)
+    return openai_answers.text_in(answer.body)
+
+
+def _check(answer: ControlAnswer, spec: BackendSpec, model: str) -> None:
     if answer.status != 200:
         said = " ".join(answer.body[:200].decode(errors="replace").split())
         hint = _OTHER_NAME if spec.is_remote and b"max_completion_tokens" in answer.body else ""

@@ -14,8 +14,13 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
 class _Answer(msgspec.Struct):
     usage: _Usage = msgspec.field(default_factory=_Usage)
+    choices: list[_Choice] = []
 
 
 def completion(model: str, limit: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG001 - completions know one name
@@ -37,3 +42,16 @@ def tokens_in(body: bytes) -> int:
         return msgspec.json.decode(body, type=_Answer).usage.completion_tokens
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0
+
+
+def text_in(body: bytes) -> str:
+    """The text of an answer to `completion`; empty where it has none.
+
+    >>> text_in(b'{"choices":[{"text":" there"}],"usage":{"completion_tokens":1}}'), text_in(b'{}')
+    (' there', '')
+    """
+    try:
+        choices = msgspec.json.decode(body, type=_Answer).choices
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return choices[0].text if choices else ""

@@ -44,18 +44,37 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     look_for_files_at: str = ""
 
 
+class Sleeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Sleep of such a server on a GPU: it lives on and gives most of that memory back. Asleep it answers control
+    questions and holds requests for ever, so that none may reach it.
+
+    `flags`, `environment`: it needs them at its start, or it cannot. `levels`: by name, whether the weights stay in the
+    host's memory; else a wake reads them from the disk. `asleep`: the name of its level, empty while it is awake; None
+    where it cannot sleep. `fall_asleep` and `wake` raise BackendDown, BackendTimeout; a wake is whole or raises.
+    """
+
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+    levels: Mapping[str, bool]
+    asleep: Callable[[AskedServer], Conversation[str | None]]
+    fall_asleep: Callable[[AskedServer, str], Conversation[None]]
+    wake: Callable[[AskedServer, str], Conversation[None]]
+
+
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a request to such a server, and the fields it is told in vain (`passed_over`, by endpoint).
 
-    `cannot_keep_apart`: beginnings of the endpoints where prompts of several tenants would meet in its cache, of a kind
-    that can keep them apart elsewhere. `limit_by_first_name`: whether a limit of tokens may be told by both of its
-    names. `short_completions`: whether its own limit at `/v1/completions` is OpenAI's, 16 tokens. `tells_cost`: whether
-    each of its streams does, unasked. `prompt_target`: where a prompt is read ahead; `why_not_ahead`: why it is not.
+    `pooled_fields`: fields that are put into a request to a model of the pool. `cannot_keep_apart`: beginnings of the
+    endpoints where prompts of several tenants would meet in its cache, of a kind that can keep them apart elsewhere.
+    `limit_by_first_name`: whether a limit of tokens may be told by both of its names. `short_completions`: whether its
+    own limit at `/v1/completions` is OpenAI's, 16 tokens. `tells_cost`: whether each of its streams does, unasked.
+    `prompt_target`: where a prompt is read ahead; `why_not_ahead`: why it is not.
     """
 
     passed_over: Mapping[str, tuple[Over, ...]] = {}
     cache_fields: Callable[[str, str, str, bool], Fields] = lambda endpoint, group, tag, apart: ()  # noqa: ARG005
     priority_fields: Callable[[str, Band], Fields] = lambda endpoint, band: ()  # noqa: ARG005
+    pooled_fields: Callable[[str], Fields] = lambda endpoint: ()  # noqa: ARG005
     cannot_keep_apart: tuple[str, ...] = ()
     limit_name: Callable[[str, str], str] = lambda address, setting: ""  # noqa: ARG005
     limit_by_first_name: bool = True
@@ -116,6 +135,8 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     program: Callable[[InferenceSection], str] | None = None
     launch: Callable[[Order], Launch] | None = None
     """Makes the command that starts it; `launch.STARTED` lists the kinds that Hive starts."""
+    sleeping: Sleeping | None = None
+    """None where it cannot sleep."""
 
     def __repr__(self) -> str:
         return f"<BackendSpec {self.kind}>"

@@ -6,10 +6,23 @@ import msgspec
 
 from hive.backends import openai_answers
 from hive.backends.command_line import Launch, Order, model, program, served_name
-from hive.backends.conversation import Answers, AskedServer, Conversation, json_of, shape, text, text_in
+from hive.backends.conversation import (
+    LOAD_S,
+    Answers,
+    AskedServer,
+    Conversation,
+    check_done,
+    decoded,
+    get,
+    json_of,
+    post,
+    shape,
+    text,
+    text_in,
+)
 from hive.backends.counters import PrefixCache, ReportedLimits, gauge, prefix_counters
 from hive.backends.openai_answers import MODELS
-from hive.backends.spec import Asking, BackendSpec, Fields, Requests
+from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout
 from hive.models.capabilities import EDITS
@@ -98,6 +111,71 @@ def cached_in(metrics: bytes) -> PrefixCache | None:
     PrefixCache(queried=700, hit=640)
     """
     return prefix_counters(metrics, "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+
+
+# --- sleep (read in 0.32 and seen on a CPU, which has the routes and frees nothing; no GPU was used) ----------------
+
+
+class _IsSleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+LEVELS = {"1": True, "2": False}
+"""`/sleep?level=N`: 1 moves the weights to the host's memory, 2 drops them; both drop the cache of prompts."""
+_DEEPEST = "2"
+_STATES = {"weights_offloaded": "1", "discard_all": "2"}
+
+
+def asleep(server: AskedServer) -> Conversation[str | None]:
+    """Its level. That is told by its metrics alone; where they do not, a wake from the deepest is right for both."""
+    answer = yield from get("/is_sleeping")
+    if answer.status == 404:  # it was started without VLLM_SERVER_DEV_MODE
+        return None
+    if not decoded(server, "/is_sleeping", answer, _IsSleeping).is_sleeping:
+        return ""
+    metrics = yield from text("/metrics")
+    return _DEEPEST if metrics is None else level_in(metrics)
+
+
+def level_in(metrics: bytes) -> str:
+    """The level that a sleeping server's metrics tell.
+
+    >>> level_in(b'vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0\\n')
+    '1'
+    >>> level_in(b'vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 0.0\\n')
+    '2'
+    """
+    for line in metrics.decode(errors="replace").splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("vllm:engine_sleep_state{") and value in ("1", "1.0"):
+            for state, level in _STATES.items():
+                if f'sleep_state="{state}"' in name:
+                    return level
+    return _DEEPEST
+
+
+def fall_asleep(server: AskedServer, level: str) -> Conversation[None]:
+    yield from _done(server, f"/sleep?level={level}", {})
+    if not (yield from shape(server, "/is_sleeping", _IsSleeping)).is_sleeping:
+        raise BackendDown(f"{server} says that it does not sleep")
+
+
+def wake(server: AskedServer, level: str) -> Conversation[None]:
+    """From level 2 the weights are read anew, before the cache takes the rest of the memory: a bare `/wake_up` would
+    answer requests from memory that holds anything (vllm #29341)."""
+    if level == "1":
+        yield from _done(server, "/wake_up", {})
+    else:
+        yield from _done(server, "/wake_up?tags=weights", {})
+        yield from _done(server, "/collective_rpc", {"method": "reload_weights"})
+        yield from _done(server, "/wake_up?tags=kv_cache", {})
+        yield from _done(server, "/reset_prefix_cache", {})
+    if (yield from shape(server, "/is_sleeping", _IsSleeping)).is_sleeping:
+        raise BackendDown(f"{server} says that it still sleeps")
+
+
+def _done(server: AskedServer, path: str, body: dict[str, object]) -> Conversation[None]:
+    check_done((yield from post(path, body, within_s=LOAD_S)), server)
 
 
 # --- what requests say to it -------------------------------------------------------------------------------------
@@ -202,4 +280,12 @@ SPEC = BackendSpec(
     model_key="vllm_model",
     program=lambda inference: inference.vllm_program,
     launch=launch,
+    sleeping=Sleeping(
+        flags=("--enable-sleep-mode",),
+        environment={"VLLM_SERVER_DEV_MODE": "1"},
+        levels=LEVELS,
+        asleep=asleep,
+        fall_asleep=fall_asleep,
+        wake=wake,
+    ),
 )

@@ -58,7 +58,7 @@ def check(
 ) -> None:
     """Checks a file without starting anything, and the environment with it.
 
-    Exit code 2 and one line for each mistake.
+    Exit code 2 and one line for each mistake. What is right and has no effect is told, too.
 
     Examples:
       hive config check
@@ -67,8 +67,13 @@ def check(
     from hive.settings.file import load
 
     loaded = load(file, env=os.environ)
-    answer = {"file": str(loaded.file) if loaded.file else None, "ok": True}
-    call.show("config.check", answer, lambda: f"{loaded.file or 'no file, defaults'}: ok")
+    vain: list[str] = []
+    if loaded.settings.models:
+        from hive.doctor.vain_settings import settings_in_vain
+
+        vain = settings_in_vain(loaded.settings, loaded.origins)
+    answer = {"file": str(loaded.file) if loaded.file else None, "ok": True, "without_effect": vain}
+    call.show("config.check", answer, lambda: "\n".join([f"{loaded.file or 'no file, defaults'}: ok", *vain]))
 
 
 def path(call: CommandCall, config: File = None) -> None:

@@ -180,10 +180,14 @@ def state_of(slot: Answer) -> str:
     """
     >>> state_of({"state": "loading", "loading_s": 14.2, "load_s": 47.0, "pinned": True})
     'loading 14s of 47s, pinned'
+    >>> state_of({"state": "asleep", "loading_s": None, "wake_s": 2.1, "pinned": False})
+    'asleep, wakes in 2s'
     """
     told = slot["state"]
     if slot["loading_s"] is not None:
         told += f" {span(slot['loading_s'])} of {span(slot['load_s'])}"
+    elif slot["state"] == "asleep" and slot["wake_s"] is not None:
+        told += f", wakes in {span(slot['wake_s'])}"
     return f"{told}, pinned" if slot["pinned"] else str(told)
 
 

@@ -80,6 +80,11 @@ TABLE = (
     MetricRow("pool_loads", MetricKind.COUNTER, ("model", "why"), "Loads of models that ended well."),
     MetricRow("pool_load_seconds", MetricKind.HISTOGRAM, (), "How long they took."),
     MetricRow("pool_evictions", MetricKind.COUNTER, ("why",), "Models that were unloaded or put to sleep."),
+    MetricRow("pool_sleeps", MetricKind.COUNTER, ("level",), "Models that fell asleep, their memory measured back."),
+    MetricRow("pool_wake_seconds", MetricKind.HISTOGRAM, (), "How long wakes took, with one generated token."),
+    MetricRow(
+        "pool_sleep_failures", MetricKind.COUNTER, ("level",), "Sleeps and wakes that failed: a level is banned."
+    ),
     MetricRow("pool_wait_seconds", MetricKind.HISTOGRAM, ("band",), "Waits of requests for their model to be loaded."),
     MetricRow("pool_thrash", MetricKind.COUNTER, (), "Models asked for again within the turn they had just lost."),
     MetricRow("pool_turn_cut", MetricKind.COUNTER, (), "Requests cut because their model's turn was over."),

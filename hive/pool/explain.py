@@ -109,13 +109,13 @@ def _why(facts: PoolFacts, slot: SlotFacts, now: float) -> str:
     own = next((claim for claim in facts.claims if claim.slot == slot.id), None)
     progress = load_progress(slot, now)
     if progress is not None:
-        return f"It is being loaded: {progress}"
+        return f"It is being {'woken' if slot.level else 'loaded'}: {progress}"
     if slot.state is SlotState.FAILED:
         return f"{slot.failures} loads in a row have failed"
     if claim is not None:
         return f"It leaves for {facts.slot(claim.slot).model}" + _flying(slot)
     if slot.state in (SlotState.DRAINING, SlotState.STOPPING):
-        return "It is being unloaded" + _flying(slot)
+        return ("It is being put to sleep" if slot.level else "It is being unloaded") + _flying(slot)
     if slot.state is SlotState.READY:
         return _why_ready(slot, now)
     return _why_not(facts, slot, own, now)
@@ -145,6 +145,8 @@ def _why_not(facts: PoolFacts, slot: SlotFacts, own: Claim | None, now: float) -
     if own is not None:
         names = ", ".join(facts.slot(leaving.slot).model for leaving in own.leaving)
         return f"Room is being made for it: {names} leaves"
+    if slot.state is SlotState.ASLEEP and not slot.waiting:
+        return f"It sleeps at level {slot.level}; a wake takes about {slot.reload_s:.1f} s"
     if not slot.waiting:
         return "Nobody has asked for it" if slot.pinned_at is None else "It is pinned and waits for memory"
     soonest = max((may_leave_at(other, slot, facts.rules, now) for other in facts.slots if other.grants), default=now)

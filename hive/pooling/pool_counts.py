@@ -51,6 +51,9 @@ class PoolCounts:
         self._load_s = Histogram(LOAD_SECONDS)
         self._evictions: Counter[tuple[str, ...]] = Counter()
         self._wait_s = {band: Histogram(WAIT_SECONDS) for band in Band}
+        self._sleeps: Counter[tuple[str, ...]] = Counter()
+        self._wake_s = Histogram(LOAD_SECONDS)
+        self._sleep_failures: Counter[tuple[str, ...]] = Counter()
         self._thrashes = 0
         self._cuts = 0
 
@@ -66,9 +69,25 @@ class PoolCounts:
         """A model was unloaded, or put to sleep."""
         self._evictions[label_of(why),] += 1
 
+    def dropped(self) -> None:
+        """A model was unloaded by its server's own doing."""
+        self._evictions["dropped",] += 1
+
     def waited(self, band: Band, seconds: float) -> None:
         """A request that had to wait for a load could go on, or was refused."""
         self._wait_s[band].observe(seconds)
+
+    def slept(self, level: str) -> None:
+        """A model has fallen asleep, and its memory is back."""
+        self._sleeps[level,] += 1
+
+    def woke(self, seconds: float) -> None:
+        """A model has woken whole."""
+        self._wake_s.observe(seconds)
+
+    def sleep_failed(self, level: str) -> None:
+        """A model did not fall asleep, or did not wake as it was."""
+        self._sleep_failures[level,] += 1
 
     def thrash(self) -> None:
         """A model was asked for again within the turn it has just lost."""
@@ -85,6 +104,9 @@ class PoolCounts:
             "pool_load_seconds": {(): self._load_s},
             "pool_evictions": self._evictions,
             "pool_wait_seconds": {(str(band),): waits for band, waits in self._wait_s.items()},
+            "pool_sleeps": self._sleeps,
+            "pool_wake_seconds": {(): self._wake_s},
+            "pool_sleep_failures": self._sleep_failures,
             "pool_thrash": {(): self._thrashes},
             "pool_turn_cut": {(): self._cuts},
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hive.backends.kinds import spec_of
 from hive.domain import Band
 from hive.pool.accounts import charged_in, free_bytes
 from hive.pool.bound import load_progress
@@ -14,6 +15,7 @@ from hive.pool.turns import turn_s
 from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot
 from hive.pooling.pooling import ModelPool
+from hive.pooling.slot_sleep import why_not
 from hive.shapes.pool import (
     BoundPartView,
     LeavingModel,
@@ -94,7 +96,9 @@ def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -
         waiting=len(slot.demands) + slot.more_demands if slot.state is not SlotState.READY else 0,
         audience=0 if own.audience.is_empty(now) else own.audience.users,
         turn_ends_in_s=round(turn_ends, 1) if has_turn and turn_ends > 0 else None,
-        load_s=round(own.load_s, 2),
+        load_s=round(own.reload_s if slot.state is SlotState.LOADING else own.load_s, 2),
+        wake_s=round(slot.level.wake_s, 2) if slot.level is not None and slot.state is SlotState.ASLEEP else None,
+        no_sleep=why_not(slot, pool),
         loading_s=round(now - slot.moved_at, 1) if slot.state is SlotState.LOADING else None,
         failures=slot.failures,
         retry_in_s=round(slot.retry_at - now, 1) if slot.retry_at > now else None,
@@ -110,6 +114,8 @@ def explanation_of(pool: ModelPool, model: str, band: Band) -> PoolExplanation:
     told = explain(pool.facts(now), slot.id, now, band)
     why = slot.why_not or told.why
     lines = [f"{slot.model}: {slot.why_not}"] if slot.why_not else told.lines()
+    if spec_of(slot.entry.kind).sleeping is not None and slot.entry.row.sleep:
+        lines += [f"It does not sleep: {no}" for no in why_not(slot, pool)]
     if slot.error:
         lines += [f"Last failure: {slot.error}", *(f"  {line}" for line in slot.last_lines)]
     return PoolExplanation(

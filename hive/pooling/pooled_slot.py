@@ -12,7 +12,8 @@ from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
-from hive.pool.state import MIB, Audience, Demand, Grant, SlotFacts, SlotState
+from hive.pool.load_movement import STILL_S, LoadMovement
+from hive.pool.state import MIB, Audience, Demand, Grant, SleepLevel, SlotFacts, SlotState
 
 HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
 """States in which a slot has memory."""
@@ -22,24 +23,35 @@ LAST_LINES = 20
 
 
 class PooledSlot:
-    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
+    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons; `cause`:
+    the demand that the last one was for. `address`: where a server of it listens that is started now.
 
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
     next. `stepping`: the step that is under way: a close, a load or an unload.
+    `level`: at which it sleeps, falls asleep or wakes, and `awake`: its charges before that. `can_sleep`: its server
+    was asked and has sleep; `token`: generated before it slept first, to compare with after a wake.
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
     all, a clause. `never`: why its waiting requests were refused, until that has changed.
     """
 
+    still_s = STILL_S
+    """A load that stands still for so long is ended."""
+
     def __init__(self, entry: ModelEntry, backend: BackendInfo, models: list[ModelInfo]) -> None:
         self.entry = entry
         self.backend = backend
+        self.address = backend.address
         self.models = models
         self.state = SlotState.COLD
         self.generation = 0
         self.grants: tuple[Grant, ...] = ()
         self.process: SlotProcess | None = None
         self.run_before = ""
+        self.awake: tuple[Grant, ...] = ()
+        self.level: SleepLevel | None = None
+        self.can_sleep = False
+        self.token = ""
         self.peak_bytes = 0
         self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
         self.turn_lost_until = 0.0
@@ -51,6 +63,7 @@ class PooledSlot:
         self.demands: tuple[Demand, ...] = ()
         self.more_demands = 0
         self.order: Demand | None = None
+        self.cause: Demand | None = None
         self.unload_ordered = False
         self.pinned_at: float | None = None
         self.failures = 0
@@ -65,6 +78,8 @@ class PooledSlot:
         self.stepping: asyncio.Task[None] | None = None
         self.came_up: asyncio.Event = asyncio.Event()
         self.went: asyncio.Event = asyncio.Event()
+        self.movement = LoadMovement()
+        self.stands: asyncio.Event = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<PooledSlot {self.entry.name} {self.state} generation {self.generation}>"
@@ -99,9 +114,16 @@ class PooledSlot:
         return 0
 
     def facts(
-        self, *, need_bytes: int, load_s: float, unload_s: float, audience: Audience, keep_alive_s: float
+        self,
+        *,
+        need_bytes: int,
+        load_s: float,
+        unload_s: float,
+        audience: Audience,
+        keep_alive_s: float,
+        levels: tuple[SleepLevel, ...] = (),
     ) -> SlotFacts:
-        """The slot as the decider sees it."""
+        """The slot as the decider sees it. `levels`: that its server may be put to sleep at."""
         return SlotFacts(
             id=self.id,
             model=self.model,
@@ -113,6 +135,9 @@ class PooledSlot:
             unload_s=unload_s,
             permitted=permitted(self.entry),
             grants=self.grants,
+            awake=self.awake,
+            levels=levels if self.level is None else (self.level,),
+            level="" if self.level is None else self.level.name,
             ready_at=self.ready_at,
             used_at=self.used_at,
             settled=self.is_settled,
@@ -171,24 +196,42 @@ class PooledSlot:
 
     def measured(self, by_account: dict[str, int | None]) -> None:
         """Takes a measurement of its processes; the charge never falls below it."""
-        if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING):
+        if self.state not in (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP):
             return
         self.grants = tuple(with_measured(grant, by_account.get(grant.account)) for grant in self.grants)
         known = [grant.measured_bytes for grant in self.grants if grant.measured_bytes is not None]
         if len(known) == len(self.grants):
             self.peak_bytes = max(self.peak_bytes, sum(known))
 
+    def load_looked_at(self, by_account: dict[str, int | None], now: float) -> None:
+        """Takes a look at its load: `stands` is set once that has stood still for too long."""
+        if self.state is not SlotState.LOADING or self.process is None:
+            return
+        parts = [self.process.bytes, *by_account.values()]
+        known = [part for part in parts if part is not None]
+        self.movement.saw(cpu_s=self.process.cpu_s, bytes=sum(known) if known else None, now=now)
+        if self.movement.stood_s(now) >= self.still_s:
+            self.stands.set()
+
+    def charged_as_measured(self) -> None:
+        """Charges what was measured, less than what was thought too: its server takes no more from now on."""
+        if all(grant.measured_bytes is not None for grant in self.grants):
+            self.grants = tuple(Grant(g.account, g.measured_bytes or 0, g.measured_bytes) for g in self.grants)
+
     # its states -------------------------------------------------------------------------------------------------------
 
     def loading(self, grants: tuple[Grant, ...], now: float) -> None:
         self.state, self.grants, self.moved_at = SlotState.LOADING, grants, now
         self.generation += 1
+        self.backend = msgspec.structs.replace(self.backend, address=self.address)
         self.peak_bytes = 0
+        self._never_slept()
         self.never = ""
         self.was_cut, self.is_drained, self.is_settled = False, True, True
         self.run_before = "" if self.process is None else self.process.run
         self.process = None
         self.came_up, self.went = asyncio.Event(), asyncio.Event()
+        self.movement, self.stands = LoadMovement(), asyncio.Event()
 
     def ready(self, backend: BackendInfo, models: list[ModelInfo], now: float) -> None:
         self.is_settled = not self.demands
@@ -196,6 +239,7 @@ class PooledSlot:
         self.ready_at = self.used_at = now
         self.failures, self.retry_at, self.error, self.last_lines = 0, 0.0, "", []
         self.order = None
+        self.level, self.awake = None, ()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
 
     def draining(self, now: float) -> None:
@@ -209,8 +253,29 @@ class PooledSlot:
     def stopping(self, now: float) -> None:
         self.state, self.moved_at = SlotState.STOPPING, now
 
+    def falling_asleep(self, level: SleepLevel, now: float) -> None:
+        """All of it stays charged until it is measured back."""
+        self.stopping(now)
+        self.level = level
+
+    def asleep(self, kept: tuple[Grant, ...], level: SleepLevel) -> None:
+        """Its server lives on with `kept`; `level` as it was measured."""
+        self.awake, self.grants, self.level = self.grants, kept, level
+        self.state, self.is_drained, self.is_closing, self.was_cut = SlotState.ASLEEP, True, False, False
+        self.flow = SlotFlow(in_flight=0, band=self.flow.band)
+
+    def waking(self, grants: tuple[Grant, ...], now: float) -> None:
+        """Charged with `grants` from now; what it holds of them is what it kept, until it is measured again."""
+        held = {grant.account: grant.measured_bytes for grant in self.grants}
+        self.grants = tuple(Grant(one.account, one.charged_bytes, held.get(one.account)) for one in grants)
+        self.state, self.moved_at, self.never = SlotState.LOADING, now, ""
+
+    def _never_slept(self) -> None:
+        self.awake, self.level, self.can_sleep, self.token = (), None, False, ""
+
     def cold(self) -> None:
         self.state, self.grants = SlotState.COLD, ()
+        self._never_slept()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
         self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
 
@@ -233,6 +298,7 @@ class PooledSlot:
             wait_s=wait_s,
             ready_in_s=None if self.is_open or self.never or self.why_not else ready_in_s,
             never="" if self.is_open else self.why_not or self.never,
+            at_server="" if self.entry.at_server == self.entry.name else self.entry.at_server,
         )
 
     def is_news(self, row: SlotRow, now: float) -> bool:

@@ -46,11 +46,14 @@ KNOWN: dict[str, Known] = {
     **dict.fromkeys(
         (
             *("/models/load", "/models/unload", "/lora-adapters", "/sleep", "/wake_up", "/reset_prefix_cache"),
+            *("/collective_rpc", "/release_kv_cache_memory", "/pause", "/resume"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         ),
         Known(_CHANGES, instead="/v1/models"),
     ),
-    **dict.fromkeys(("/slots", "/props", "/metrics", "/load", "/server_info"), Known(_TELLS, instead="/v1/models")),
+    **dict.fromkeys(
+        ("/slots", "/props", "/metrics", "/load", "/server_info", "/is_sleeping"), Known(_TELLS, instead="/v1/models")
+    ),
     **dict.fromkeys(("/health", "/v1/health", "/ping", "/version"), Known(_TELLS, instead="/api/version")),
     **dict.fromkeys(
         (

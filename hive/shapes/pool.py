@@ -49,6 +49,8 @@ class PoolSlot(TypedDict):
     audience: Annotated[int, Meta(description="Clients that will probably ask it again soon.")]
     turn_ends_in_s: Annotated[float | None, Meta(description="Until then it does not leave for another model.")]
     load_s: Annotated[float, Meta(description="A load takes so long, p95 or estimated.")]
+    wake_s: Annotated[float | None, Meta(description="A wake takes so long; null where it does not sleep.")]
+    no_sleep: Annotated[list[str], Meta(description="Why it does not sleep, or not at every level: clauses.")]
     loading_s: Annotated[float | None, Meta(description="Since its load began; null where it does not load.")]
     failures: Annotated[int, Meta(description="Loads in a row that failed.")]
     retry_in_s: Annotated[float | None, Meta(description="Until the next try; null where none is due.")]

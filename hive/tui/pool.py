@@ -18,7 +18,7 @@ ROLES: tuple[Role, ...] = ("good", "going", "warn", "rule")
 """Of memory that models hold, that is booked for them besides, that others hold, and that is free."""
 STATE_ROLES: dict[str, Role] = {"ready": "good", "failed": "bad", "cold": "dim", "asleep": "dim"}
 """Of a slot's state; all others are `going`."""
-AWAY = ("cold", "asleep")
+AWAY = ("cold",)
 
 
 def pool_title(pool: PoolLook) -> str:
@@ -140,6 +140,8 @@ def _slot(slot: PoolSlotLine, wide: int) -> Line:
     state = slot.state
     if slot.loading_s is not None:
         state += f" {span(slot.loading_s)} of {span(slot.load_s)}"
+    elif slot.wake_s is not None:
+        state += f", wakes in {span(slot.wake_s)}"
     name = slot.model if len(slot.model) <= wide else slot.model[: wide - 1] + "…"
     told = [
         "pinned" if slot.pinned else "",

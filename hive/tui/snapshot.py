@@ -152,6 +152,7 @@ class PoolSlotLine(msgspec.Struct, frozen=True, kw_only=True):
     turn_ends_in_s: float | None = None
     load_s: float = 0.0
     loading_s: float | None = None
+    wake_s: float | None = None
 
 
 class PoolLook(msgspec.Struct, frozen=True):

@@ -60,6 +60,24 @@ def test_check_says_ok_or_every_mistake(no_daemon: Hive, file: Path) -> None:
     assert said.err.splitlines()[1].startswith(f"{file}:3: [inference] port: expected")
 
 
+def test_check_says_what_is_right_and_has_no_effect(no_daemon: Hive, tmp_path: Path) -> None:
+    conf = tmp_path / "sleepy.conf"
+    conf.write_text(
+        "[pool]\nhost_ram_mb = 4096\n[model a]\nfile = /m/a.gguf\nsleep = true\n[model b]\nfile = /m/b.gguf\n"
+    )
+    said = no_daemon("config", "check", str(conf)).out.splitlines()
+    assert said == [
+        f"{conf}: ok",
+        "[model a] sleep has no effect: llama-server has no sleep",
+        "[pool] host_ram_mb has no effect: no model described here may sleep (a: llama-server has no sleep)",
+    ]
+    assert no_daemon("config", "check", str(conf), "--json").json["without_effect"] == said[1:]
+    conf.write_text("[pool]\nhost_ram_mb = 4096\n[model a]\nbackend = vllm\nfile = /m/a\ngpus = cpu\n")
+    assert "(a: vLLM sleeps on GPUs only)" in no_daemon("config", "check", str(conf)).out
+    conf.write_text("[pool]\nhost_ram_mb = 4096\n[model a]\nbackend = vllm\nfile = /m/a\nsleep = true\n")
+    assert no_daemon("config", "check", str(conf)).out == f"{conf}: ok\n"
+
+
 def test_the_path_is_the_file_that_is_read(no_daemon: Hive, file: Path) -> None:
     assert no_daemon("config", "path", "--config", str(file)).out == f"{file}\n"
     assert no_daemon("config", "path", "--config", "/nonexistent/hive.conf").code == 3

@@ -252,6 +252,8 @@ def slot(model: str, **fields: Any) -> dict[str, Any]:
         "turn_ends_in_s": None,
         "load_s": 47.2,
         "loading_s": None,
+        "wake_s": None,
+        "no_sleep": [],
         "retry_in_s": None,
         "last_error": "",
     }
@@ -293,6 +295,10 @@ def test_memory_that_nobody_measures_and_memory_that_is_overdrawn_are_said() -> 
         (
             {"state": "loading", "loading_s": 14.0, "waiting": 3, "grants": [{"charged_bytes": 23 * GIB}]},
             ["loading 14s of 47s", "23 GiB", "0", "3", "0", "-", "47s", "Nobody has asked for it"],
+        ),
+        (
+            {"state": "asleep", "wake_s": 2.4, "grants": [{"charged_bytes": GIB}]},
+            ["asleep, wakes in 2s", "1.0 GiB", "0", "0", "0", "-", "47s", "Nobody has asked for it"],
         ),
         (
             {"state": "ready", "pinned": True, "audience": 2, "turn_ends_in_s": 63.0, "load_s": 1.25, "need_bytes": 0},

@@ -38,7 +38,7 @@ from hive.link.messages import Activity
 from hive.pool import decider
 from hive.pool.state import SlotState
 from hive.pooling.pool_counts import LABELS, STATES, PoolCounts, label_of, pool_values
-from hive.shapes.pool import PoolAccount
+from hive.shapes.pool import PoolAccount, PoolView
 from hive.store import usage
 from hive.store.database import Database
 from hive.store.usage import CostSums, SpentSums, UsageFilter
@@ -243,7 +243,8 @@ def test_the_pool_s_memory_is_told_by_account_and_kind_and_nothing_that_nobody_m
         "free_bytes": -2,
     }
     slot: Any = {"state": "ready", "backend": "llama", "grants": [{"account": "GPU-1", "charged_bytes": 15}]}
-    text = exposition(pool_values({"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot]}))
+    view: PoolView = {"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot], "backends": []}
+    text = exposition(pool_values(view))
     assert values(text, "hive_pool_charged_bytes") == {("GPU-1", "llama"): 30}
     assert values(text, "hive_pool_measured_bytes") == {}
     assert values(text, "hive_pool_free_bytes") == {("GPU-1",): -2}

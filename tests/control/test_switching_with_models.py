@@ -18,7 +18,7 @@ from hive.backends.switch import Switch, SwitchStep
 from hive.control import views
 from hive.control.switching import Switcher
 from hive.domain import BackendKind
-from hive.link.messages import BackendIs
+from hive.link.helper import BackendIs
 from hive.link.slots import SlotGrant, SlotProcess
 from hive.pool.state import MIB
 from hive.pooling.pool_views import view_of

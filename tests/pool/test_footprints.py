@@ -97,4 +97,11 @@ def test_one_in_twenty_may_exceed_the_p95() -> None:
     values = tuple(float(number) for number in range(1, 21))
     assert (quantile(values, 0.5), quantile(values, 0.95)) == (10.0, 19.0)
     assert Footprint(KEY).load_p95_s is None
-    assert Footprint(KEY).after_wake(2.0).wake_s == (2.0,)
+
+
+def test_a_wake_belongs_to_its_level_and_a_ban_to_a_version_of_the_server() -> None:
+    learnt = Footprint(KEY).after_wake("1", 2.0).after_wake("2", 30.0).after_wake("1", 3.0)
+    assert [learnt.sleep(level).wake_s for level in ("1", "2", "3")] == [(2.0, 3.0), (30.0,), ()]
+    banned = learnt.after_ban("2", "it freed nothing", "0.14.0")
+    assert (banned.sleep("2").why_banned, banned.sleep("2").banned_version) == ("it freed nothing", "0.14.0")
+    assert (banned.sleep("2").wake_s, banned.sleep("1")) == ((30.0,), learnt.sleep("1"))

@@ -83,3 +83,30 @@ def test_what_changes_the_server_or_tells_of_others_is_403_for_every_kind() -> N
             with pytest.raises(HiveError) as refused:
                 find(b"POST", name.encode(), kind)
             assert refused.value.status == (501 if known.kinds and kind not in known.kinds else 403), name
+
+
+DEVELOPERS = (
+    *("/sleep", "/wake_up", "/is_sleeping", "/release_kv_cache_memory", "/collective_rpc", "/reset_prefix_cache"),
+    *("/reset_mm_cache", "/reset_encoder_cache", "/server_info", "/abort_requests", "/pause", "/resume", "/is_paused"),
+    *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update", "/update_weights"),
+    *("/start_draft_weight_update", "/finish_weight_update", "/update_weight_version", "/weight_checker"),
+    *("/weight_info", "/get_world_size"),
+)
+"""The routes that vLLM 0.32.0 has with VLLM_SERVER_DEV_MODE=1 (serve/dev, rl): servers that may sleep have them all."""
+
+
+def test_no_agent_reaches_the_routes_that_a_server_has_for_its_sleep() -> None:
+    for path in DEVELOPERS:
+        for asked in (
+            path,
+            f"{path}?level=1",
+            f"{path}/",
+            f"/v1{path}",
+            f"//{path[1:]}",
+            f"/v1/..{path}",
+            f"/./{path[1:]}",
+        ):
+            for method in (b"GET", b"POST"):
+                with pytest.raises(HiveError) as refused:
+                    find(method, asked.encode(), BackendKind.VLLM)
+                assert refused.value.status in (403, 405), asked

@@ -40,6 +40,7 @@ def pools(draw: st.DrawFn) -> PoolLook:
         turn_ends_in_s=st.none() | st.floats(0, 1e6),
         load_s=st.floats(0, 1e6),
         loading_s=st.none() | st.floats(0, 1e6),
+        wake_s=st.none() | st.floats(0, 1e6),
     )
     return PoolLook(frozen.pool(draw(st.sampled_from([[], ONE, EIGHT]))).accounts, draw(st.lists(slot, max_size=12)))
 
@@ -98,6 +99,12 @@ def test_memory_that_is_overdrawn_and_memory_that_nobody_tells_are_seen() -> Non
 )
 def test_loads_that_are_waited_for_stand_beside_the_queue(slot: PoolSlotLine, said: str) -> None:
     assert text_of(load_lines(PoolLook([], [slot]), 3)) == said
+
+
+def test_a_sleeper_is_shown_with_the_time_of_its_wake() -> None:
+    [account] = frozen.pool().accounts
+    slot = PoolSlotLine(model="m", state="asleep", memory_bytes=1 << 30, wake_s=2.4)
+    assert any("asleep, wakes in 2s  1.0G" in line for line in drawn(PoolLook([account], [slot])))
 
 
 def test_without_a_pool_there_is_nothing_of_it() -> None:

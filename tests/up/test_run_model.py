@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hive.backends.backend import open_backend
 from hive.errors import BadRequest, DependencyDown, NotFound
 from hive.host.process import children_of, read_stat
 from hive.link.slots import mark_of
@@ -18,6 +20,8 @@ from hive.settings.file import load
 from hive.settings.pool import slot_id
 from hive.settings.table import Paths
 from hive.up.run_model import entry_of, read_grant
+from tests.control.box import until
+from tests.pooling.sleep_world import SERVER, model_directory
 
 
 @pytest.fixture
@@ -119,3 +123,28 @@ def test_without_its_mark_it_ends_well(awaited: subprocess.Popen[str], tmp_path:
     while any((found := read_stat(pid)) is not None and found.alive for pid in warden):
         assert time.monotonic() < until_gone
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("account", "host_ram_mb", "told"), [("GPU-1", 4096, ""), ("GPU-1", 0, None), ("cpu", 4096, None)]
+)
+async def test_a_server_is_started_with_sleep_where_it_may_sleep(
+    short_path: Path, tmp_path: Path, account: str, host_ram_mb: int, told: str | None
+) -> None:
+    """`told`: empty for one that can sleep and is awake, None for one that cannot."""
+    conf, socket = tmp_path / "hive.conf", short_path / "m.sock"
+    model = model_directory(tmp_path / "m", 1)
+    conf.write_text(
+        f"[inference]\nvllm_program = {SERVER}\n[pool]\nhost_ram_mb = {host_ram_mb}\n"
+        f"[model m]\nbackend = vllm\nfile = {model}\n"
+    )
+    (tmp_path / "grant").write_text(f'{{"accounts": {{"{account}": 900}}, "context": 0}}')
+    words = [slot_id("m"), "--grant", str(tmp_path / "grant"), "--socket", str(socket), "--config", str(conf)]
+    run = [sys.executable, "-P", "-m", "hive", "run-model", *words, "--state-dir", str(tmp_path / "state")]
+    supervisor = await asyncio.create_subprocess_exec(*run, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        await until(socket.exists)
+        assert await open_backend("vllm", str(socket)).asleep() == told
+    finally:
+        supervisor.terminate()
+        assert await supervisor.wait() == 0

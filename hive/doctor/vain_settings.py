@@ -1,0 +1,35 @@
+"""Settings that are right and have no effect, for `hive config check`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hive.backends.entries import entries_of
+from hive.backends.entry_sleep import why_no_sleep
+from hive.settings.table import Settings
+
+
+def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
+    """The settings of sleep that are right and have no effect, sentences. `told`: the settings that were written, as
+    `section.key`.
+
+    >>> from hive.settings.pool import ModelRow, PoolSection
+    >>> described = {"q": ModelRow(file="/q.gguf")}
+    >>> settings_in_vain(Settings(models=described), ["model q.sleep"])
+    ['[model q] sleep has no effect: llama-server has no sleep']
+    >>> settings_in_vain(Settings(models=described, pool=PoolSection(host_ram_mb=1024)), [])
+    ['[pool] host_ram_mb has no effect: no model described here may sleep (q: llama-server has no sleep)']
+    >>> settings_in_vain(Settings(models=described), [])
+    []
+    """
+    pool = settings.pool
+    reasons = {entry.name: (entry, why_no_sleep(entry, pool)) for entry in entries_of(settings).values()}
+    said = [
+        f"{entry.origin} sleep has no effect: {why}"
+        for name, (entry, why) in reasons.items()
+        if why and entry.row.sleep and f"model {name}.sleep" in told
+    ]
+    if pool.host_ram_mb and all(why for _, why in reasons.values()):
+        first = next((f" ({name}: {why})" for name, (_, why) in reasons.items()), "")
+        said.append(f"[pool] host_ram_mb has no effect: no model described here may sleep{first}")
+    return said
