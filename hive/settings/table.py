@@ -623,8 +623,9 @@ class Paths(msgspec.Struct, frozen=True):
         return self.runtime.with_name(f"{self.runtime.name}-model") if self.apart else self.runtime / "m"
 
     def slot_socket(self, slot: str) -> Path:
-        """The socket of a slot's server, in a directory of its own. 107 bytes hold it: a slot's id has at most 32."""
-        return self.slot_sockets / slot / "sock"
+        """The socket of a slot's server, in a directory of its own. 107 bytes hold it: a slot's id has at most 32.
+        llama-server takes for a socket what ends with `.sock`, and anything else for a host."""
+        return self.slot_sockets / slot / "s.sock"
 
     def slot_socket_before(self, slot: str) -> Path:
         """The socket of a server that was started when all of them had one directory: it serves on until it stops."""

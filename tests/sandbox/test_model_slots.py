@@ -490,7 +490,7 @@ async def test_each_server_listens_in_a_directory_of_its_own(paths: Paths) -> No
             assert served.socket == ""
             directory = paths.slot_socket(slot).parent
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-            assert [path.name for path in directory.iterdir()] == ["sock"]
+            assert [path.name for path in directory.iterdir()] == ["s.sock"]
         await daemon.client.slot_stop(A, grace_s=20)
         assert sorted(path.name for path in paths.slot_sockets.iterdir()) == [B, f"{B}.up"]
 
