@@ -64,7 +64,7 @@ def supervised(
         socket=socket,
         state=state,
         weights_bytes=_size(entry.path) if entry.kind == BackendKind.VLLM else 0,
-        may_sleep=not why_no_sleep(entry, settings.pool, given.accounts),
+        may_sleep=not why_no_sleep(entry, read.pool, given.accounts),
     )
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     state.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class PlayedServers:
         self.started: list[tuple[str, SlotGrant]] = []
         self.stopped: list[str] = []
         self.prepared: list[str] = []
-        """What was to wait, one after the other; the last one does."""
+        """Models that were to wait, one after the other; the last one does."""
         self.comes_up: dict[str, str] = {}
         self.last: dict[str, list[str]] = {}
         self.load_s = 0.0

@@ -130,7 +130,7 @@ class SleepingServers(PlayedServers):
         self.children[id].kill()
 
     def held(self, id: str) -> dict[str, int]:
-        """What its process holds of GPU and host; nothing once it has ended."""
+        """Memory that its process holds of GPU and host; nothing once it has ended."""
         child = self.children.get(id)
         if child is None or child.poll() is not None:
             return {}
@@ -259,11 +259,11 @@ class SleepWorld(PoolWorld):
         self.use(model, 0)
 
     def acts(self, model: str) -> list[str]:
-        """What the audit log has of this model."""
+        """Acts of this model in the audit log."""
         return [act for act, detail in self.audit.acts if detail.get("name") == model]
 
     def asked(self, model: str) -> list[str]:
-        """What its server was asked, without bodies of completions."""
+        """Questions that its server got, without bodies of completions."""
         return [line.partition(" ")[0] for line in self.servers.asked(self.id(model))]
 
     def charged_mb(self, model: str) -> int:
