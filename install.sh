@@ -412,7 +412,7 @@ rest_steps() {
     local path name directories=(/opt/hive)
     if [ -z "$prefix" ]; then
         step services "systemctl stop hive.target and every unit of Hive" stop_services
-        directories+=(/run/hive /run/hive-inference)
+        directories+=(/run/hive /run/hive-inference /run/hive-model)
     fi
     [ -z "$purge" ] || directories+=(/etc/hive /var/lib/hive)
     while read -r path; do

@@ -63,7 +63,7 @@ from hive.control.switching import Switcher, is_carried_on
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
-from hive.domain import ALIVE, Agent, AgentStatus, Isolation, UsageEvent
+from hive.domain import ALIVE, Agent, AgentStatus, BackendKind, Isolation, UsageEvent
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
 from hive.host.access import RemoteAccess, access_of
@@ -82,10 +82,12 @@ from hive.link.responses import FromProxy
 from hive.link.slots import SlotProcess
 from hive.link.usage import UsageBatch
 from hive.pooling.footprints import Footprints
+from hive.pooling.ollama_slots import OllamaSlots, ollama_address
 from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_memory import PoolMemory
 from hive.pooling.pool_orders import PoolOrders, why_off
 from hive.pooling.pooling import ModelPool
+from hive.pooling.slot_servers import OneOfTwo
 from hive.sandbox.client import SandboxClient
 from hive.settings.file import SettingOrigin
 from hive.settings.table import Paths, Settings
@@ -224,7 +226,9 @@ class Daemon:
             answer_s=settings.proxy.first_byte_s,
         )
         self._scheduler = Scheduler(self.roster, self._database, self._audit_log, recorded.schedules)
-        self._prewarmer = Prewarmer(self.roster, self.effects, self._proxy_link, self._audit_log)
+        self._prewarmer = Prewarmer(
+            self.roster, self.effects, self._proxy_link, self._audit_log, pooled=lambda: self._pool.offered()
+        )
 
         # The inference server.
         inference = settings.inference
@@ -234,18 +238,30 @@ class Daemon:
         self._jobs = Jobs(self._database, self._audit_log)
         models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
         gpus = GpuMemoryReader()
-        self._footprints = Footprints(self._database, lambda: self.effects.settings, recorded.footprints)
+        given = None if backend is None else Target(*backend)
+        entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
+        self._ollama = OllamaSlots(
+            entries.values(),
+            ollama_address(inference, has_units=self._has_units, in_use=[recorded.chosen, given]),
+            on_moved=self._slot_moved,
+            on_list=lambda: self._pool.files_changed(),
+            read_log=self._ollama_log if self._has_units else None,
+        )
+        self._servers = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._footprints = Footprints(
+            self._database, lambda: self.effects.settings, recorded.footprints, self._ollama.facts_of
+        )
         self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
         self._pool = ModelPool(
-            entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {},
+            entries,
             settings=lambda: self.effects.settings,
-            helper=self._helper,
+            helper=self._servers,
             proxy_link=self._proxy_link,
             memory=PoolMemory(gpus, lambda: self.effects.settings),
             footprints=self._footprints,
             clients=self._clients,
             audit_log=self._audit_log,
-            socket_of=lambda slot: str(paths.slot_socket(slot)),
+            address_of=lambda entry: self._ollama.address if entry.is_ollamas else str(paths.slot_socket(entry.id)),
             pins=recorded.pins,
         )
         self._models = Models(
@@ -259,7 +275,6 @@ class Daemon:
         )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
-        given = None if backend is None else Target(*backend)
         if given is not None and spec_of(given.kind).is_remote:
             self._named.append(given.address)
         self._choose(recorded.chosen, given, known)
@@ -335,7 +350,7 @@ class Daemon:
             jobs=self._jobs,
             database=self._database,
             audit_log=self._audit_log,
-            helper=self._helper,
+            helper=self._servers,
         )
         return Services(
             paths=paths,
@@ -469,6 +484,7 @@ class Daemon:
         await self._jobs.give_up(self._given_up)
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
+        self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._pool.run(), "pool")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
@@ -517,6 +533,7 @@ class Daemon:
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
         await self._pool.close()  # before anything that takes time: the models may be ending, too
+        await self._ollama.close()
         api, self._api = self._api, None
         if api is not None:
             await api.close()
@@ -567,6 +584,9 @@ class Daemon:
 
     def _slot_moved(self, process: SlotProcess) -> None:
         self._pool.slot_moved(process)
+
+    async def _ollama_log(self, lines: int) -> str:
+        return await self._helper.backend_log(BackendKind.OLLAMA, lines=lines)
 
     def _is_awake(self, agent: str) -> bool:
         """Whether the processes of this agent run."""

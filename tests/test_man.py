@@ -22,6 +22,7 @@ from hive.cli.main import HIVE, root
 from hive.domain import AgentSpec, DockerSpec, FirecrackerSpec, Limits
 from hive.errors import HiveError
 from hive.settings.file import load_text
+from hive.settings.pool import ModelRow
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import SECTIONS, VARIABLES, TenantRow
 from hive.store import channels, keys
@@ -178,6 +179,10 @@ def tenant_part() -> str:
     return "".join(setting(row) for row in rows_of("tenant", TenantRow).values())
 
 
+def model_part() -> str:
+    return "".join(setting(row) for row in rows_of("model", ModelRow).values())
+
+
 # --- examples ------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +211,7 @@ WRITTEN: Mapping[tuple[str, str], str] = {
     **{(page, "examples"): examples_part(page) for page in OF_COMMANDS},
     ("hive.conf.5", "settings"): settings_part(),
     ("hive.conf.5", "tenant settings"): tenant_part(),
+    ("hive.conf.5", "model settings"): model_part(),
     ("hive.7", "errors"): error_lines(),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -125,6 +125,10 @@ class BackendControl:
         if self._asking.unload is None:
             raise NotSupported(f"{model} is not unloaded on request: {self._asking.why_not_load}")
         await self._carry_on(self._asking.unload(self._server, model))
+
+    async def converse(self, make: Callable[[AskedServer], Conversation[Result]]) -> Result:
+        """The result of a conversation that only servers of its kind have; raises what that raises."""
+        return await self._carry_on(make(self._server))
 
     async def asleep(self) -> str | None:
         """The level of its sleep, empty while it is awake; None where it cannot sleep. Raises `BackendDown`,

@@ -19,8 +19,8 @@ GGUF = ".gguf"
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of the pool as it is described. `id`: of its slot; `path`: its file or directory; `origin`: where it
-    is described, for people."""
+    """One model of the pool as it is described. `id`: of its slot; `path`: its file or directory, of Ollama's models
+    their name there; `origin`: where it is described, for people."""
 
     id: str
     name: str
@@ -28,6 +28,17 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     row: ModelRow
     origin: str = ""
+
+    @property
+    def at_server(self) -> str:
+        """The name by which its server knows it."""
+        return str(self.path) if self.is_ollamas else self.name
+
+    @property
+    def is_ollamas(self) -> bool:
+        """Whether it is one of the models of an Ollama; every other one has a server of its own, which the helper
+        starts."""
+        return self.kind == BackendKind.OLLAMA
 
 
 def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> dict[str, ModelEntry]:
@@ -39,7 +50,12 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
     entries: dict[str, ModelEntry] = {}
     for name, row in settings.models.items():
         entries[slot_id(name)] = ModelEntry(
-            id=slot_id(name), name=name, kind=row.backend, path=Path(row.file), row=row, origin=f"[model {name}]"
+            id=slot_id(name),
+            name=name,
+            kind=row.backend,
+            path=Path(row.file or name),
+            row=row,
+            origin=f"[model {name}]",
         )
     for name, path in (found or {}).items() if settings.pool.found else ():
         if slot_id(name) not in entries:
@@ -49,3 +65,8 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
                 id=slot_id(name), name=name, kind=kind, path=path, row=row, origin=str(path)
             )
     return entries
+
+
+def started_entries(entries: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:
+    """Those of them with a server of their own."""
+    return {id: entry for id, entry in entries.items() if not entry.is_ollamas}

@@ -36,7 +36,8 @@ def launch_entry(
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes; `may_sleep`: it is started so that it can. Raises BadRequest for a context larger than the entry's.
+    bytes; `may_sleep`: it is started so that it can. Raises BadRequest for a context larger than the entry's, and for
+    a model of Ollama.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
@@ -44,6 +45,8 @@ def launch_entry(
     >>> made.command[1:5], made.environment["LLAMA_ARG_DEVICE"], made.environment["CUDA_VISIBLE_DEVICES"]
     (('-m', '/m/q.gguf', '--alias', 'q'), 'none', '')
     """
+    if entry.is_ollamas:
+        raise BadRequest(f"{entry.name} is a model of Ollama, which has no server for it alone")
     row = entry.row
     own = row.context or (inference.llama_context if entry.kind == BackendKind.LLAMA else 0)
     if own and context > own:

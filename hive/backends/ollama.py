@@ -23,7 +23,7 @@ from hive.backends.conversation import (
     texts,
 )
 from hive.backends.openai_answers import ONE_TOKEN_PROMPT
-from hive.backends.spec import Asking, BackendSpec, Requests
+from hive.backends.spec import Asking, BackendSpec, Fields, Requests
 from hive.domain import BackendKind, Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, NotSupported
 from hive.models.capabilities import EDITS, NO_SCHEMA, Over
@@ -59,7 +59,9 @@ class _Tag(msgspec.Struct):
     remote_model: str = ""
 
 
-class _Tags(msgspec.Struct):
+class Tags(msgspec.Struct):
+    """`/api/tags`."""
+
     models: list[_Tag] | None = None
 
 
@@ -79,7 +81,11 @@ def version(server: AskedServer) -> Conversation[str]:
 
 
 def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
-    tags = yield from shape(server, TAGS, _Tags)
+    return models_in((yield from shape(server, TAGS, Tags)))
+
+
+def models_in(tags: Tags) -> list[ModelInfo]:
+    """The models of Ollama's list."""
     return [
         ModelInfo(
             name=tag.name,
@@ -103,7 +109,7 @@ def mark(server: AskedServer) -> Conversation[str]:  # noqa: ARG001
 
 def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
     try:
-        running = yield from shape(server, "/api/ps", _Tags)
+        running = yield from shape(server, "/api/ps", Tags)
     except (BackendDown, BackendTimeout):
         return None
     return frozenset(tag.name for tag in running.models or [])
@@ -199,6 +205,19 @@ PASSED_OVER = {  # measured with 0.17.4 and 0.32.15; openai/openai.go, anthropic
 }
 
 
+_KEPT_AT = frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"})
+
+
+def pooled_fields(endpoint: str) -> Fields:
+    """The member by which a model of the pool stays loaded: only the pool ends it. A request that makes Ollama load
+    would have it unloaded after Ollama's own time. Its other endpoints have no such field, and change no time.
+
+    >>> pooled_fields("/api/chat"), pooled_fields("/v1/messages")
+    ((('keep_alive', b'-1'),), ())
+    """
+    return (("keep_alive", b"-1"),) if endpoint in _KEPT_AT else ()
+
+
 def one_token(model: str, limit: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG001 - it has a name of its own
     """
     >>> one_token("m", "max_tokens")
@@ -265,7 +284,12 @@ SPEC = BackendSpec(
     ),
     one_token=one_token,
     tokens_in=tokens_in,
-    requests=Requests(passed_over=PASSED_OVER, grammar="grammar_ollama", prompt_target=b"/api/chat"),
+    requests=Requests(
+        passed_over=PASSED_OVER,
+        pooled_fields=pooled_fields,
+        grammar="grammar_ollama",
+        prompt_target=b"/api/chat",
+    ),
     places=places,
     prefix_cache="shared between all agents (Ollama cannot separate it)",
     why_far=why_far,

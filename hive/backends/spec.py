@@ -64,15 +64,17 @@ class Sleeping(msgspec.Struct, frozen=True, kw_only=True):
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a request to such a server, and the fields it is told in vain (`passed_over`, by endpoint).
 
-    `cannot_keep_apart`: beginnings of the endpoints where prompts of several tenants would meet in its cache, of a kind
-    that can keep them apart elsewhere. `limit_by_first_name`: whether a limit of tokens may be told by both of its
-    names. `short_completions`: whether its own limit at `/v1/completions` is OpenAI's, 16 tokens. `tells_cost`: whether
-    each of its streams does, unasked. `prompt_target`: where a prompt is read ahead; `why_not_ahead`: why it is not.
+    `pooled_fields`: fields that are put into a request to a model of the pool. `cannot_keep_apart`: beginnings of the
+    endpoints where prompts of several tenants would meet in its cache, of a kind that can keep them apart elsewhere.
+    `limit_by_first_name`: whether a limit of tokens may be told by both of its names. `short_completions`: whether its
+    own limit at `/v1/completions` is OpenAI's, 16 tokens. `tells_cost`: whether each of its streams does, unasked.
+    `prompt_target`: where a prompt is read ahead; `why_not_ahead`: why it is not.
     """
 
     passed_over: Mapping[str, tuple[Over, ...]] = {}
     cache_fields: Callable[[str, str, str, bool], Fields] = lambda endpoint, group, tag, apart: ()  # noqa: ARG005
     priority_fields: Callable[[str, Band], Fields] = lambda endpoint, band: ()  # noqa: ARG005
+    pooled_fields: Callable[[str], Fields] = lambda endpoint: ()  # noqa: ARG005
     cannot_keep_apart: tuple[str, ...] = ()
     limit_name: Callable[[str, str], str] = lambda address, setting: ""  # noqa: ARG005
     limit_by_first_name: bool = True

@@ -64,7 +64,8 @@ class Want(msgspec.Struct, frozen=True):
     `limit_by_first_name`: a limit of tokens under another of its names is also sent under the first one. `limit_as`:
     the one name of a limit that this server's chats take, if it is not `max_tokens`. `estimate`: no backend is asked;
     the answer is an estimate of the tokens. `apart`: translated only to keep the prompts of tenants apart. `grammar`:
-    the limits for its schemas, None if there is no server yet.
+    the limits for its schemas, None if there is no server yet. `model`: the name by which this server knows its model,
+    if it is not the one that Hive offers.
     """
 
     ask_usage: bool = False
@@ -78,6 +79,7 @@ class Want(msgspec.Struct, frozen=True):
     estimate: bool = False
     apart: bool = False
     grammar: SchemaLimits | None = None
+    model: str = ""
 
 
 class NamedBody(msgspec.Struct, frozen=True):
@@ -123,7 +125,8 @@ class Asked(msgspec.Struct, frozen=True):
     `name=value`; `ignored`: fields that went upstream and that the backend ignores. `max_tokens`: the limit of
     generated tokens, None for no limit. `target`: the path the backend is asked at, if it is another than the client's.
     `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `served`: the model
-    that answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that nothing goes
+    that answers instead of the one named; `sent`: the name that went upstream for it, if it is another than the
+    client's. `loading`: the model is to be loaded or unloaded, so that nothing goes
     upstream.
     """
 
@@ -138,6 +141,7 @@ class Asked(msgspec.Struct, frozen=True):
     target: str = ""
     kept: bytes = b""
     served: str = ""
+    sent: str = ""
     ignored: tuple[str, ...] = ()
     loading: str = ""
 
@@ -220,15 +224,16 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         if name in draft.fields:
             draft.dropped.append(name)
         draft.put(name, value)
-    if served != model and not want.translate:
-        draft.put("model", _encode(served))
+    sent_as = want.model or served
+    if sent_as != model and not want.translate:
+        draft.put("model", _encode(sent_as))
     text = draft.text(text)
     target, kept = "", b""
     if want.translate:
         sent = _translated(text, want)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
-        if served != model:  # only now: what is kept names the model that was asked for, as the answer will
-            text = _with_model(text, served)
+        if sent_as != model:  # only now: what is kept names the model that was asked for, as the answer will
+            text = _with_model(text, sent_as)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
     return Asked(
@@ -243,6 +248,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         target=target,
         kept=kept,
         served=served if served != model else "",
+        sent=sent_as if sent_as != model else "",
         ignored=ignored,
     )
 

@@ -27,6 +27,8 @@ def list_requests(call: CommandCall) -> None:
     A request waits in line for a turn while it is queued, or for its model to be loaded, which is said then; parked is
     one whose agent is just being woken.
 
+    LOADS are the seconds of models' loads that a tenant's requests have caused: they are charged to it as tokens.
+
     Examples:
       hive queue
       hive queue --json | jq '.requests[] | select(.state == "queued") | .name'
@@ -67,7 +69,9 @@ def _listed(answer: Answer) -> str:
     lines = [f"{answer['running']}{limit} running, {answer['waiting']} waiting{pace}"]
     if tenants := [tenant for tenant in answer["tenants"] if tenant["running"] or tenant["waiting"]]:
         headers = ["TENANT", "WEIGHT", "RUNNING", "WAITING", "TOKENS AHEAD"]
-        lines += ["", table(headers, [_tenant_row(tenant) for tenant in tenants])]
+        if loads := any(tenant["load_s"] for tenant in tenants):
+            headers.append("LOADS")
+        lines += ["", table(headers, [_tenant_row(tenant, loads=loads) for tenant in tenants])]
     if answer["requests"]:
         headers = ["REQUEST", "AGENT", "TENANT", "MODEL", "ENDPOINT", "STATE", "AGE", "IN LINE"]
         lines += ["", fitted(headers, [_row(request) for request in answer["requests"]], drop=DROPPED)]
@@ -76,14 +80,15 @@ def _listed(answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def _tenant_row(tenant: dict[str, Any]) -> list[str]:
-    return [
+def _tenant_row(tenant: dict[str, Any], *, loads: bool) -> list[str]:
+    row = [
         tenant["name"],
         f"{tenant['weight']:g}",
         str(tenant["running"]),
         str(tenant["waiting"]),
         number(round(tenant["tokens_ahead"])),
     ]
+    return [*row, f"{tenant['load_s']:.0f} s"] if loads else row
 
 
 def _row(request: dict[str, Any]) -> list[str]:

@@ -39,6 +39,7 @@ def run_backend(
       hive run-backend vllm --config ./hive.conf --runtime-dir /tmp/try --state-dir /tmp/try
     """
     settings = load(config, env=os.environ).settings
-    from hive.up.run_backend import become
+    from hive.up.run_backend import become, for_pool
 
-    become(kind, settings.inference, os.environ, runtime=runtime_dir, state=state_dir)
+    environment = for_pool(kind, settings, os.environ)
+    become(kind, settings.inference, environment, runtime=runtime_dir, state=state_dir)

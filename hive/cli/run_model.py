@@ -24,7 +24,7 @@ def run_model(
 
     Examples:
       hive run-model qwen3-8b-f9b30c0d --grant /run/hive/pool/qwen3-8b-f9b30c0d.json
-        --socket /run/hive-inference/qwen3-8b-f9b30c0d.sock --state-dir /var/lib/hive/inference
+        --socket /run/hive-model/qwen3-8b-f9b30c0d/sock --state-dir /var/lib/hive/inference
     """
     # The paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
     given = (grant, socket, state_dir, hive_state_dir, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
@@ -40,12 +40,24 @@ _NO_MODEL = (
     "no model is named for it, so nobody can tell which one is to read it: give the agent a `model`, "
     "or set `default_model` in [inference]"
 )
+_COLD = "its model is not loaded, and no model is loaded to read a prompt ahead"
 
 
 class Prewarmer:
     """One per daemon; the owner spawns `run`."""
 
-    def __init__(self, roster: Roster, effects: DaemonEffects, proxy_link: ProxyGates, audit_log: AuditLog) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        effects: DaemonEffects,
+        proxy_link: ProxyGates,
+        audit_log: AuditLog,
+        *,
+        pooled: Callable[[], Mapping[str, tuple[ModelInfo, bool]]] = dict,
+    ) -> None:
+        """`pooled`: the models of the pool, each with whether it is loaded (`ModelPool.offered`)."""
+        self._pooled = pooled
+        self._pool_models: Mapping[str, tuple[ModelInfo, bool]] = {}
         self._roster = roster
         self._effects = effects
         self._proxy_link = proxy_link
@@ -54,7 +66,7 @@ class Prewarmer:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._sending: set[asyncio.Task[None]] = set()
         self._routes: dict[tuple[str, str, str], str] = {}
-        self._routed_by: tuple[list[ModelInfo], InferenceSection] | None = None
+        self._routed_by: tuple[list[ModelInfo], InferenceSection, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
         return f"<Prewarmer {self._warmth}, {len(self._sending)} under way>"
@@ -86,6 +98,7 @@ class Prewarmer:
 
     def view(self) -> Prompts:
         """`GET /api/prompts`: of agents that live, the one most agents share first; never the text."""
+        self._pool_models = self._pooled()
         shared = sharers(self._holders())
         counts = share_counts(shared)
         rows = [self._row(prefix, holders, counts[prefix.prompt]) for prefix, holders in shared.items()]
@@ -107,7 +120,7 @@ class Prewarmer:
             "warm_since": standing.warm_at,
             "tokens": standing.tokens,
             "tokens_reused": standing.reused,
-            "why": standing.why or note or self._warmth.choose(prefix, now).why,
+            "why": self._why_cold(prefix.model) or standing.why or note or self._warmth.choose(prefix, now).why,
         }
 
     def note(self, life: AgentLifecycle) -> str:
@@ -118,7 +131,8 @@ class Prewarmer:
         asked = self._asked(life)
         if not asked:
             return _NO_MODEL
-        if effects.backend is None or not effects.backend.up or self._routed(life):
+        has_server = bool(self._pool_models) or (effects.backend is not None and effects.backend.up)
+        if not has_server or self._routed(life):
             return ""
         return f"{asked} is none of the models it may use here now; it is read at the next start or wake at which it is"
 
@@ -132,6 +146,9 @@ class Prewarmer:
             case "backend.up":
                 self._warmth.backend_began()
                 self._consider(self._roster)
+            case "model.loaded":
+                self._warmth.model_began(str(event.get("name", "")))
+                self._consider(self._roster)
             case "job.ended":  # perhaps a switch: until now the proxy let no request through to the backend
                 self._warmth.forgive()
                 self._consider(self._roster)
@@ -141,7 +158,9 @@ class Prewarmer:
 
     def _consider(self, lives: Iterable[AgentLifecycle]) -> None:
         backend, now = self._effects.backend, asyncio.get_running_loop().time()
-        if backend is None or not backend.up:
+        self._pool_models = self._pooled()
+        is_up = backend is not None and backend.up
+        if not is_up and not self._pool_models:
             return  # that it is up again will be told
         for life in lives:
             text = life.agent.spec.system_prompt
@@ -150,6 +169,8 @@ class Prewarmer:
             holder = self._holder(life, text)
             if not holder.model or not self._warmth.choose(holder.prefix, now).send:
                 continue
+            if self._why_cold(holder.model) or not (is_up or self._is_pooled(holder.model)):
+                continue  # that it is loaded, or up, will be told
             if len(self._warmth) >= KEPT_MAX:
                 self._warmth.forget_all_but(sharers(self._holders()))
             epoch = self._warmth.begin(holder.prefix)
@@ -195,6 +216,15 @@ class Prewarmer:
     def _row_of(self, tenant: str) -> TenantRow:
         return self._effects.settings.tenants.get(tenant, _NO_ROW)
 
+    def _is_pooled(self, model: str) -> bool:
+        """Whether a server of the pool has it: a model that two offer is the active backend's."""
+        return model in self._pool_models and all(known.name != model for known in self._effects.models)
+
+    def _why_cold(self, model: str) -> str:
+        """The reason that a prompt of it is not read now; empty where its server is there, or is none of the pool's."""
+        is_cold = self._is_pooled(model) and not self._pool_models[model][1]
+        return _COLD if is_cold else ""
+
     @staticmethod
     def _is_wanted(life: AgentLifecycle) -> bool:
         return life.agent.spec.prewarm_on_start
@@ -204,9 +234,10 @@ class Prewarmer:
 
     def _routed(self, life: AgentLifecycle) -> str:
         """The model its requests are given; empty where it names none, or none that is there."""
-        inference, models = self._effects.settings.inference, self._effects.models
-        if self._routed_by is None or self._routed_by[0] is not models or self._routed_by[1] is not inference:
-            self._routed_by = models, inference
+        inference, own = self._effects.settings.inference, self._effects.models
+        names, before = tuple(self._pool_models), self._routed_by
+        if before is None or before[0] is not own or before[1] is not inference or before[2] != names:
+            self._routed_by = own, inference, names
             self._routes.clear()
         asked, spec = self._asked(life), life.agent.spec
         if not asked:
@@ -215,6 +246,7 @@ class Prewarmer:
         key = (asked, str(spec.tier), limited)
         if key not in self._routes:
             backend, prefs = self._effects.backend, preferences_of(inference)
+            models = [*own, *(model for name, (model, _) in self._pool_models.items() if self._is_pooled(name))]
             where = whereabouts(None if backend is None else backend.kind, models)
             asks = (models_of(limited), asked, spec.tier)
             self._routes[key] = explain_for(*asks, offers_of(models), prefs, where).model

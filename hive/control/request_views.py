@@ -28,6 +28,7 @@ def queue_view(told: QueueIs, progress: Progress) -> Queue:
                 "running": tenant.running,
                 "waiting": tenant.waiting,
                 "tokens_ahead": tenant.tokens_ahead,
+                "load_s": tenant.load_s,
             }
             for tenant in queue.tenants
         ],

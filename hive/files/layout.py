@@ -29,7 +29,7 @@ PACKAGES = f"{STATE}/packages"
 UNITS = "/etc/systemd/system"
 SYSUSERS = "/etc/sysusers.d/hive.conf"
 TMPFILES = "/etc/tmpfiles.d/hive.conf"
-RUNTIMES = ("/run/hive", "/run/hive-inference")
+RUNTIMES = ("/run/hive", "/run/hive-inference", "/run/hive-model")
 MAN = "/usr/local/share/man"
 COMPLETIONS = {
     "bash": "/usr/local/share/bash-completion/completions/hive",

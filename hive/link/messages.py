@@ -48,6 +48,7 @@ from hive.link.message import LinkMessage
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
+    LoadCharged,
     SlotBusy,
     SlotClosed,
     SlotCrashed,
@@ -343,6 +344,7 @@ AnyMessage = (
     | OpenBackend
     | Slots
     | SlotIs
+    | LoadCharged
     | CloseSlotGate
     | SlotClosed
     | SlotBusy

@@ -17,7 +17,8 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_open`: requests go to it. Else they wait for at most `wait_s` each: `ready_in_s` is when it is expected, None if
     that cannot be said; `never`: why no end of the wait can be seen, a clause, then they are refused at once.
-    `backend`: its kind, and its address once it has one; `models`: the names it answers to.
+    `backend`: its kind, and its address once it has one; `models`: the names it answers to; `at_server`: the name by
+    which its server knows its model, where that is another.
     """
 
     id: str
@@ -28,6 +29,7 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     ready_in_s: float | None = None
     never: str = ""
+    at_server: str = ""
 
 
 class Slots(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -66,6 +68,17 @@ class SlotBusy(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Answer to `CloseSlotGate`: it stays open. `in_flight`: requests there."""
 
     in_flight: int
+
+
+class LoadCharged(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Daemon → proxy, before the slot opens: its load took so many seconds, and a request of this tenant had caused it.
+    A load that nobody has asked for (a pin, an operator's order) is told of to nobody."""
+
+    id: str
+    tenant: str
+    agent: str
+    band: Band
+    seconds: float
 
 
 class WaitingDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ from hive.link.messages import (
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
+    LoadCharged,
     SlotBusy,
     SlotClosed,
     SlotCrashed,
@@ -204,6 +205,10 @@ class ProxyGates:
 
     def slot_is(self, row: SlotRow) -> None:
         self.say(SlotIs(slot=row))
+
+    def load_charged(self, load: LoadCharged) -> None:
+        """Charges a load to the tenant whose demand caused it."""
+        self.say(load)
 
     async def close_slot(
         self, id: str, generation: int, *, wait_s: float, drain_s: float | None

@@ -11,7 +11,8 @@ class TenantView(msgspec.Struct, frozen=True):
     """One tenant as `hive queue` and the metrics show it.
 
     `tokens_ahead`: its tokens of the normal band, running requests included, by weight, beyond the least served
-    tenant's.
+    tenant's. `load_s`: seconds of models' loads that its requests have caused since the proxy began; they are charged
+    to it in tokens.
     """
 
     name: str
@@ -19,6 +20,7 @@ class TenantView(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     tokens_ahead: float
+    load_s: float = 0.0
 
 
 class QueueView(msgspec.Struct, frozen=True):

@@ -45,9 +45,13 @@ class ProcessState(StrEnum):
 class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     """The server of one slot. `pid`: of its supervisor, 0 once it has ended; `pids`: all of its processes.
 
-    `run`: a name of this start, another one for each; `age_s`: since it began. `bytes`: anonymous and shared memory of
-    the host now, `peak_bytes`: the most seen, both None where unknown; `cpu_s`: used by all its processes. After the
-    end: `exit_code`, `why` (the reason in words), `was_oom` (the kernel killed it for memory), `last` (its last lines).
+    `run`: a name of this start, another one for each; `age_s`: since it began; `socket`: where it listens, empty for
+    the slot's own place. `bytes`: anonymous and shared memory of the host now, `peak_bytes`: the most seen, both None
+    where unknown; `cpu_s`: used by all its processes. After the end: `exit_code`, `why` (the reason in words),
+    `was_oom` (the kernel killed it for memory), `last` (its last lines).
+
+    A model of Ollama has no process of its own: `gpu_bytes` is what Ollama says that it holds on GPUs, None for all
+    others. `was_dropped`: Ollama gave it up by itself, or is gone, which is no crash of the model's.
     """
 
     id: str
@@ -56,6 +60,7 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     pids: list[int] = []
     age_s: float = 0.0
+    socket: str = ""
     grant: SlotGrant | None = None
     bytes: int | None = None
     peak_bytes: int | None = None
@@ -64,6 +69,8 @@ class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     was_oom: bool = False
     last: list[str] = []
+    gpu_bytes: int | None = None
+    was_dropped: bool = False
 
 
 class SlotStart(LinkMessage, tag=True, frozen=True, kw_only=True):

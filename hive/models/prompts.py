@@ -165,6 +165,16 @@ class Warmth:
         self.epoch += 1
         self._standing.clear()
 
+    def model_began(self, model: str) -> None:
+        """A server of its own for this model has begun: it has kept nothing. Others go on.
+
+        >>> warmth, one, other = Warmth(), Prefix("a5e2", "tenant t", "m"), Prefix("a5e2", "tenant t", "n")
+        >>> warmth.read(one, 0, tokens=9, at=5.0); warmth.read(other, 0, tokens=9, at=5.0); warmth.model_began("m")
+        >>> warmth.choose(one, now=0.0).send, warmth.choose(other, now=0.0).send
+        (True, False)
+        """
+        self._standing = {prefix: one for prefix, one in self._standing.items() if prefix.model != model}
+
     def standing(self, prefix: Prefix) -> PrefixStanding:
         return self._standing.get(prefix, UNKNOWN)
 

@@ -44,14 +44,15 @@ class SleepFootprint(msgspec.Struct, frozen=True):
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Measurements of one key. `peak_bytes`: the most ever; `steady_bytes`: after the last load; `load_s`: the newest,
-    oldest first; `sleeps`: one for each level of sleep that something is known of."""
+    """Measurements of one key. `peak_bytes`: the most ever; `steady_bytes`: after the last load; `load_s`, `unload_s`:
+    the newest of each, oldest first; `sleeps`: one for each level of sleep that something is known of."""
 
     key: FootprintKey
     peak_bytes: int = 0
     steady_bytes: int = 0
     load_s: tuple[float, ...] = ()
     sleeps: tuple[SleepFootprint, ...] = ()
+    unload_s: tuple[float, ...] = ()
 
     def after_load(self, steady_bytes: int, peak_bytes: int, load_s: float) -> Footprint:
         """The footprint with one measured load more; the peak never falls.
@@ -99,6 +100,10 @@ class Footprint(msgspec.Struct, frozen=True):
         others = (other for other in self.sleeps if other.level != sleep.level)
         return msgspec.structs.replace(self, sleeps=(*others, sleep))
 
+    def after_unload(self, unload_s: float) -> Footprint:
+        """The footprint with one measured unload more: from the order to stop until its memory was back."""
+        return msgspec.structs.replace(self, unload_s=(*self.unload_s, unload_s)[-SAMPLES:])
+
     def after_oom(self, charged_bytes: int) -> Footprint:
         """The footprint after a load that died for memory under this charge: the next try is charged more.
 
@@ -116,6 +121,16 @@ class Footprint(msgspec.Struct, frozen=True):
     def load_p95_s(self) -> float | None:
         """The load that one in twenty exceeds; of fewer, the longest."""
         return quantile(self.load_s, 0.95)
+
+    @property
+    def unload_p95_s(self) -> float | None:
+        """The unload that one in twenty exceeds; None if none was measured.
+
+        >>> key = FootprintKey("sha256:1", "llama", 4096)
+        >>> Footprint(key).unload_p95_s, Footprint(key).after_unload(0.2).after_unload(0.3).unload_p95_s
+        (None, 0.3)
+        """
+        return quantile(self.unload_s, 0.95)
 
 
 def quantile(values: tuple[float, ...], part: float) -> float | None:

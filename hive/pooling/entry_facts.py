@@ -12,6 +12,7 @@ import msgspec
 
 from hive.backends.entries import ModelEntry
 from hive.backends.model_files import CONFIG_MAX_BYTES, File, Format, GgufHeader, ModelOnDisk, find
+from hive.backends.ollama import owner_of
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import HiveError, NotPermitted
 from hive.pool.estimate import GgufShape
@@ -72,6 +73,8 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
     if entry.kind == BackendKind.LLAMA:
         context = context or inference.llama_context
         parallel = parallel or inference.llama_parallel
+    elif entry.is_ollamas:
+        context, parallel = 0, parallel or 1
     else:
         context = context or files.context_trained or 0
         parallel = parallel or inference.vllm_max_sequences
@@ -82,11 +85,11 @@ def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:
     """The row of a model that is not loaded, as its server would show it: its context is what one request may use."""
     context = facts.context // facts.parallel if entry.kind == BackendKind.LLAMA else facts.context
     if facts.context_trained:
-        context = min(context, facts.context_trained)
+        context = facts.context_trained if entry.is_ollamas else min(context, facts.context_trained)
     return ModelInfo(
         name=entry.name,
         size_bytes=facts.size_bytes,
-        owned_by=_OWNERS.get(BackendKind(entry.kind), entry.kind),
+        owned_by=owner_of(entry.at_server) if entry.is_ollamas else _OWNERS.get(BackendKind(entry.kind), entry.kind),
         created=int(facts.changed_at),
         quantization=facts.quantization,
         parameters=facts.parameters,

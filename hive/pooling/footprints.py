@@ -1,4 +1,4 @@
-"""The memory and the load times of the pool's models: estimated at first, then as they were measured.
+"""The memory of the pool's models, and how long they load and unload: estimated at first, then as they were measured.
 
 A footprint belongs to a model's digest, its context, its requests at once and the kind of GPU, not to its name. What
 was learnt is in memory first and in SQLite soon after; a write that fails costs the learning of one load.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,8 @@ log = logging.getLogger("hive.pool")
 LOAD_BEGIN_S, LOAD_BYTES_PER_S = 4.0, 1.5e9
 """A load that was never measured (facts of the benchmark's box: SSD, warm driver)."""
 LOAD_UNKNOWN_S = 30.0
+UNLOAD_S = 1.5
+"""An unload, until one was measured."""
 GREW = 1.01
 """A peak that grew by less is not written down."""
 
@@ -35,10 +37,18 @@ GREW = 1.01
 class Footprints:
     """One for the daemon. `gpu` is the kind of GPU, as its driver names it, or `cpu`."""
 
-    def __init__(self, database: Database, settings: Callable[[], Settings], rows: dict[str, str]) -> None:
-        """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log."""
+    def __init__(
+        self,
+        database: Database,
+        settings: Callable[[], Settings],
+        rows: dict[str, str],
+        of_ollama: Callable[[ModelEntry], Awaitable[FileFacts]] | None = None,
+    ) -> None:
+        """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log.
+        `of_ollama`: tells the same of a model of Ollama as files do of others."""
         self._database = database
         self._settings = settings
+        self._of_ollama = of_ollama
         self._known: dict[FootprintKey, Footprint] = {}
         self._kept_peaks: dict[FootprintKey, int] = {}
         self._files: dict[Path, tuple[tuple[object, ...], FileFacts]] = {}
@@ -56,6 +66,10 @@ class Footprints:
 
     async def facts_of(self, entry: ModelEntry) -> EntryFacts:
         """Its facts as its files are now. They are read in a thread, again only after a change."""
+        if entry.is_ollamas:
+            nothing = FileFacts(can_load=False, why_not="no Ollama is asked")
+            self._files[entry.path] = (), nothing if self._of_ollama is None else await self._of_ollama(entry)
+            return self.known(entry)
         async with self._reading:
             seen = self._files.get(entry.path)
             self._files[entry.path] = await asyncio.to_thread(_read, entry.path, seen)
@@ -89,6 +103,11 @@ class Footprints:
         """The p95 of its loads; 4 s and 1.5 GB/s where none was measured."""
         footprint = self._footprint(entry, gpu)
         return (footprint.load_p95_s if footprint else None) or self._load_guessed_s(entry, gpu)
+
+    def unload_s(self, entry: ModelEntry, gpu: str) -> float:
+        """The p95 of its unloads; 1.5 s where none was measured."""
+        footprint = self._footprint(entry, gpu)
+        return (footprint.unload_p95_s if footprint else None) or UNLOAD_S
 
     def has_loaded(self, entry: ModelEntry, gpu: str) -> bool:
         """Whether a load of it was ever measured."""
@@ -135,6 +154,12 @@ class Footprints:
         key = self._key(entry, gpu)
         if key is not None:
             await self._learn(self._known.get(key, Footprint(key)).after_load(steady, peak, load_s))
+
+    async def after_unload(self, entry: ModelEntry, gpu: str, unload_s: float) -> None:
+        """Its server was stopped, and its memory was back so many seconds after the order."""
+        key = self._key(entry, gpu)
+        if key is not None:
+            await self._learn(self._known.get(key, Footprint(key)).after_unload(unload_s))
 
     async def after_oom(self, entry: ModelEntry, gpu: str, charged: int) -> None:
         """A load died for memory with `charged` bytes: the next one is charged a quarter more."""
@@ -198,7 +223,8 @@ def _decoded(name: str, data: str) -> Footprint | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         log.warning("footprint_unreadable key=%.200s why=%s", name, error)
         return None
-    times = (*footprint.load_s, *(time for sleep in footprint.sleeps for time in sleep.wake_s))
+    wakes = (time for sleep in footprint.sleeps for time in sleep.wake_s)
+    times = (*footprint.load_s, *footprint.unload_s, *wakes)
     if (
         _name(footprint.key) != name
         or footprint.peak_bytes < 0

@@ -69,6 +69,10 @@ class PoolCounts:
         """A model was unloaded, or put to sleep."""
         self._evictions[label_of(why),] += 1
 
+    def dropped(self) -> None:
+        """A model was unloaded by its server's own doing."""
+        self._evictions["dropped",] += 1
+
     def waited(self, band: Band, seconds: float) -> None:
         """A request that had to wait for a load could go on, or was refused."""
         self._wait_s[band].observe(seconds)

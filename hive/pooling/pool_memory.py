@@ -27,6 +27,8 @@ FOREIGN_S = 600.0
 """The peak of foreign memory is that of the last ten minutes: what was there once makes no GPU smaller for ever."""
 LINGER_S = 2.0
 """Besides `[pool] free_s`: two looks and the age of an answer."""
+OLLAMA_SERVICE = "backend:ollama"
+"""The slot of Hive's own Ollama (pool_backend.py)."""
 HOST_MEMORY = "host memory"
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's own (PROC_PID_INIT_INO). NVIDIA's driver tells the pids of that one, wherever it is asked."""
@@ -103,6 +105,7 @@ class PoolMemory:
             names |= {CPU: HOST_MEMORY} if CPU in totals else {}
         alive = [process for process in processes.values() if process.state is not ProcessState.ENDED]
         by_slot = {process.id: self._measured(process, totals, found) for process in alive}
+        by_slot |= less_inner(by_slot, [process.id for process in alive if process.gpu_bytes is not None])
         unsure = self._unsure(alive, by_slot, now, settings.pool.free_s + LINGER_S)
         accounts = []
         for id, total in totals.items():
@@ -141,6 +144,8 @@ class PoolMemory:
         for id in totals:
             if id == CPU:
                 bytes = process.bytes if CPU in granted else None
+            elif process.gpu_bytes is not None:
+                bytes = told_in(id, process, [account for account in totals if account in granted and account != CPU])
             else:
                 told = found[id].processes if id in found and self._shares_pids else None
                 bytes = bytes_of(process.pids, told)
@@ -239,6 +244,44 @@ def bytes_of(pids: Iterable[int], told: tuple[ProcessOnGpu, ...] | None) -> int 
     own = [process.used_bytes for process in told if process.pid in wanted]
     known = [bytes for bytes in own if bytes is not None]
     return sum(known) if own and len(known) == len(own) else None
+
+
+def told_in(account: str, process: SlotProcess, gpus: list[str]) -> int | None:
+    """Bytes in one GPU of a server that tells how much it has on GPUs, and not on which: shared out as its memory was
+    granted to it, else all on the first of them. None where nothing was granted there, or nothing is told yet.
+
+    >>> from hive.link.slots import SlotGrant
+    >>> grant = SlotGrant(accounts={"g": 20, "h": 10})
+    >>> told = SlotProcess(id="m", run="1", state=ProcessState.SERVING, grant=grant, bytes=5, gpu_bytes=90)
+    >>> [told_in(account, told, ["g", "h"]) for account in ("g", "h", "i")]
+    [60, 30, None]
+    """
+    if process.gpu_bytes is None or process.bytes is None or account not in gpus:
+        return None
+    if process.grant is None:
+        return process.gpu_bytes if account == gpus[0] else None
+    granted = sum(process.grant.accounts[gpu] for gpu in gpus)
+    return process.gpu_bytes * process.grant.accounts[account] // max(1, granted)
+
+
+def less_inner(
+    by_slot: Mapping[str, Mapping[str, int | None]], models: Iterable[str]
+) -> dict[str, dict[str, int | None]]:
+    """The memory of the service that holds these models of Ollama, which have their own part of it in the books: what
+    is left is what its processes take besides. Nothing where there is no such service.
+
+    >>> less_inner({"backend:ollama": {"g": 100, "cpu": None}, "a": {"g": 60}, "b": {"g": 30}}, ["a", "b"])
+    {'backend:ollama': {'g': 10, 'cpu': None}}
+    """
+    outer, models = by_slot.get(OLLAMA_SERVICE), list(models)
+    if outer is None:
+        return {}
+    inner = {account: sum(by_slot[id].get(account) or 0 for id in models) for account in outer}
+    return {
+        OLLAMA_SERVICE: {
+            account: None if bytes is None else max(0, bytes - inner[account]) for account, bytes in outer.items()
+        }
+    }
 
 
 def in_first_pid_namespace() -> bool:

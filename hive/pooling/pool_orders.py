@@ -18,7 +18,7 @@ from hive.pool.state import Demand, SlotState
 from hive.pooling.pool_views import explanation_of, progress_of, slot_view, view_of
 from hive.pooling.pooled_slot import HELD, PooledSlot
 from hive.pooling.pooling import ModelPool
-from hive.sandbox.client import SandboxClient
+from hive.pooling.slot_servers import SlotServers
 from hive.settings.table import Settings
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
 from hive.store import pool as store
@@ -50,7 +50,7 @@ class PoolOrders:
         jobs: Jobs,
         database: Database,
         audit_log: AuditLog,
-        helper: SandboxClient,
+        helper: SlotServers,
     ) -> None:
         self.pool = pool
         self._why_off = why_off

@@ -12,6 +12,7 @@ from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
+from hive.pool.load_movement import STILL_S, LoadMovement
 from hive.pool.state import MIB, Audience, Demand, Grant, SleepLevel, SlotFacts, SlotState
 
 HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
@@ -22,7 +23,8 @@ LAST_LINES = 20
 
 
 class PooledSlot:
-    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons.
+    """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons; `cause`:
+    the demand that the last one was for. `address`: where a server of it listens that is started now.
 
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
@@ -33,9 +35,13 @@ class PooledSlot:
     all, a clause. `never`: why its waiting requests were refused, until that has changed.
     """
 
+    still_s = STILL_S
+    """A load that stands still for so long is ended."""
+
     def __init__(self, entry: ModelEntry, backend: BackendInfo, models: list[ModelInfo]) -> None:
         self.entry = entry
         self.backend = backend
+        self.address = backend.address
         self.models = models
         self.state = SlotState.COLD
         self.generation = 0
@@ -57,6 +63,7 @@ class PooledSlot:
         self.demands: tuple[Demand, ...] = ()
         self.more_demands = 0
         self.order: Demand | None = None
+        self.cause: Demand | None = None
         self.unload_ordered = False
         self.pinned_at: float | None = None
         self.failures = 0
@@ -71,6 +78,8 @@ class PooledSlot:
         self.stepping: asyncio.Task[None] | None = None
         self.came_up: asyncio.Event = asyncio.Event()
         self.went: asyncio.Event = asyncio.Event()
+        self.movement = LoadMovement()
+        self.stands: asyncio.Event = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<PooledSlot {self.entry.name} {self.state} generation {self.generation}>"
@@ -194,11 +203,27 @@ class PooledSlot:
         if len(known) == len(self.grants):
             self.peak_bytes = max(self.peak_bytes, sum(known))
 
+    def load_looked_at(self, by_account: dict[str, int | None], now: float) -> None:
+        """Takes a look at its load: `stands` is set once that has stood still for too long."""
+        if self.state is not SlotState.LOADING or self.process is None:
+            return
+        parts = [self.process.bytes, *by_account.values()]
+        known = [part for part in parts if part is not None]
+        self.movement.saw(cpu_s=self.process.cpu_s, bytes=sum(known) if known else None, now=now)
+        if self.movement.stood_s(now) >= self.still_s:
+            self.stands.set()
+
+    def charged_as_measured(self) -> None:
+        """Charges what was measured, less than what was thought too: its server takes no more from now on."""
+        if all(grant.measured_bytes is not None for grant in self.grants):
+            self.grants = tuple(Grant(g.account, g.measured_bytes or 0, g.measured_bytes) for g in self.grants)
+
     # its states -------------------------------------------------------------------------------------------------------
 
     def loading(self, grants: tuple[Grant, ...], now: float) -> None:
         self.state, self.grants, self.moved_at = SlotState.LOADING, grants, now
         self.generation += 1
+        self.backend = msgspec.structs.replace(self.backend, address=self.address)
         self.peak_bytes = 0
         self._never_slept()
         self.never = ""
@@ -206,6 +231,7 @@ class PooledSlot:
         self.run_before = "" if self.process is None else self.process.run
         self.process = None
         self.came_up, self.went = asyncio.Event(), asyncio.Event()
+        self.movement, self.stands = LoadMovement(), asyncio.Event()
 
     def ready(self, backend: BackendInfo, models: list[ModelInfo], now: float) -> None:
         self.is_settled = not self.demands
@@ -272,6 +298,7 @@ class PooledSlot:
             wait_s=wait_s,
             ready_in_s=None if self.is_open or self.never or self.why_not else ready_in_s,
             never="" if self.is_open else self.why_not or self.never,
+            at_server="" if self.entry.at_server == self.entry.name else self.entry.at_server,
         )
 
     def is_news(self, row: SlotRow, now: float) -> bool:

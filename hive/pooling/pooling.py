@@ -25,6 +25,7 @@ from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.expected import expected_in_s
+from hive.pool.load_cause import load_cause
 from hive.pool.moves import (
     CloseSlot,
     CutSlot,
@@ -50,9 +51,9 @@ from hive.pooling.pool_memory import MemoryReading, PoolMemory
 from hive.pooling.pooled_slot import HELD, PooledSlot, grants_in, permitted
 from hive.pooling.preparing import Preparing
 from hive.pooling.slot_server import describe
+from hive.pooling.slot_servers import PoolServers
 from hive.pooling.slot_sleep import levels_of
 from hive.pooling.slot_steps import Describe, SlotSteps
-from hive.sandbox.client import SandboxClient
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings
 from hive.tasks import spawn
@@ -73,14 +74,13 @@ TAKEN_OVER_S = 1.5
 """The servers of an earlier daemon have so long to say what they are, until the API answers."""
 SETTLED_S = 2.0
 """After a load, requests that waited for it are at the server within this time; else they have left."""
-UNLOAD_S = 1.5
-"""An unload, until one was seen."""
 
 
 class ModelPool:
     """Every slot there is, by id. Every method is called on the loop.
 
-    `socket_of`: where the server of a slot listens. `pins`: what operators have pinned or unpinned, by model.
+    `helper`: starts and stops the servers; `address_of`: where that of an entry listens. `pins`: what operators have
+    pinned or unpinned, by model.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class ModelPool:
         entries: Mapping[str, ModelEntry],
         *,
         settings: Callable[[], Settings],
-        helper: SandboxClient,
+        helper: PoolServers,
         proxy_link: ProxyGates,
         memory: PoolMemory,
         footprints: Footprints,
         clients: PoolClients,
         audit_log: AuditLog,
-        socket_of: Callable[[str], str],
+        address_of: Callable[[ModelEntry], str],
         pins: Mapping[str, bool],
         describe: Describe = describe,
     ) -> None:
@@ -112,12 +112,12 @@ class ModelPool:
         self._reading_files: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
-        self._is_closing = False
+        self._is_closing = self._has_file_news = False
         self._looked_at = self._files_read_at = float("-inf")
         self.reading = MemoryReading((), {}, {})
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
-            backend = BackendInfo(kind=entry.kind, address=socket_of(entry.id), label=f"{entry.name} of the pool")
+            backend = BackendInfo(kind=entry.kind, address=address_of(entry), label=f"{entry.name} of the pool")
             slot = self.slots[entry.id] = PooledSlot(entry, backend, [self.model_info(entry)])
             if pins.get(entry.name, entry.row.pin):
                 slot.pinned_at = time.monotonic()
@@ -285,13 +285,21 @@ class ModelPool:
         await self.look()
         self._adopted.set()
 
+    def files_changed(self) -> None:
+        """Has the models' files read anew, or what is told instead of them."""
+        self._has_file_news = True
+        self._files_read_at = float("-inf")
+        self.wake()
+
     async def _read_files(self) -> None:
         """Reads the models' files, those that have changed."""
+        self._has_file_news = False
         for slot in self.slots.values():
             await self.footprints.facts_of(slot.entry)
             if slot.state is SlotState.COLD:
                 slot.models = [self.model_info(slot.entry)]
-        self._files_read_at = time.monotonic()
+        self._files_read_at = float("-inf") if self._has_file_news else time.monotonic()
+        self.wake()
 
     def _take_over(self, slot: PooledSlot, process: SlotProcess) -> None:
         """A server of an earlier daemon: it is ready, or still loading, or being stopped."""
@@ -300,6 +308,8 @@ class ModelPool:
         slot.generation = max(slot.generation, (grant.generation if grant is not None else 1) - 1)
         slot.loading(grants_in(grant) or self._charged_anyway(slot), now - process.age_s)
         slot.process = process
+        if process.socket:  # it was started by an earlier version
+            slot.backend = msgspec.structs.replace(slot.backend, address=process.socket)
         log.info("slot_taken_over id=%s state=%s generation=%d", slot.id, process.state, slot.generation)
         if process.state is ProcessState.STOPPING:
             self.steps.unload(slot, "it was being stopped")
@@ -315,6 +325,9 @@ class ModelPool:
     def slot_moved(self, process: SlotProcess) -> None:
         """The helper says that a server serves, or has ended."""
         slot = self.slots.get(process.id)
+        if slot is not None and self._adopted.is_set() and not self._is_closing and is_found(slot, process):
+            self._take_over(slot, process)
+            self.wake()
         if self._is_closing or slot is None or slot.state not in HELD:
             return
         if slot.process is not None and slot.process.run != process.run:
@@ -324,10 +337,10 @@ class ModelPool:
         self.wake()
 
     def _see_end(self, slot: PooledSlot) -> None:
-        """A server that has ended while requests could be there has crashed."""
+        """A server that has ended while requests could be there has crashed; Ollama gives up models by itself."""
         is_used = slot.state in (SlotState.READY, SlotState.DRAINING)
         if slot.is_over and slot.process is not None and is_used and not self._is_closing:
-            self.steps.crashed(slot, slot.process)
+            (self.steps.dropped if slot.process.was_dropped else self.steps.crashed)(slot, slot.process)
         elif slot.is_over and slot.state is SlotState.ASLEEP:
             self.steps.sleep.died(slot)
 
@@ -347,6 +360,7 @@ class ModelPool:
             if process is not None and slot.process.run == process.run:
                 slot.saw(process)
                 slot.measured(self.reading.by_slot.get(slot.id, {}))
+                slot.load_looked_at(self.reading.by_slot.get(slot.id, {}), self._looked_at)
                 self._see_end(slot)
                 self.steps.judge(slot, slot.process)
         return self.reading
@@ -445,7 +459,7 @@ class ModelPool:
         facts = slot.facts(
             need_bytes=self.need_bytes(slot),
             load_s=self.footprints.load_s(slot.entry, self.gpu),
-            unload_s=UNLOAD_S,
+            unload_s=self.footprints.unload_s(slot.entry, self.gpu),
             audience=self.clients.audience(slot.model, now),
             keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
             levels=levels_of(slot, self.footprints, self.gpu, settings),
@@ -527,6 +541,7 @@ class ModelPool:
             case LoadSlot(slot=id, grants=grants, why=why):
                 slot = self.slots[id]
                 self._preparing.used(id)
+                slot.cause = load_cause(self.slot_facts(slot, now), self.rules)
                 if slot.state is SlotState.ASLEEP:
                     self.steps.sleep.wake(slot, grants)
                 else:
@@ -566,6 +581,12 @@ class ModelPool:
     def _refuse(self, slot: PooledSlot, why: str) -> None:
         slot.never, slot.demands, slot.order = why, (), None
         log.warning("pool_refuses model=%s why=%s", slot.model, why)
+
+
+def is_found(slot: PooledSlot, process: SlotProcess) -> bool:
+    """Whether a server serves that nobody has started for the pool: somebody asked Ollama for the model past Hive."""
+    is_new = slot.process is None or slot.process.run != process.run
+    return slot.state is SlotState.COLD and process.state is ProcessState.SERVING and process.grant is None and is_new
 
 
 def rules_of(settings: PoolSection) -> Rules:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hive.errors import HiveError
 from hive.host.memory_box import BoxMemory, read_box
-from hive.sandbox.client import SandboxClient
+from hive.pooling.slot_servers import PoolServers
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.pool")
@@ -26,7 +26,7 @@ RENEW_S = 60.0
 class Preparing:
     """One wish at a time goes to the helper; what was wished meanwhile, last, is the next one."""
 
-    def __init__(self, helper: SandboxClient, *, box: Callable[[], BoxMemory] = read_box) -> None:
+    def __init__(self, helper: PoolServers, *, box: Callable[[], BoxMemory] = read_box) -> None:
         self._helper = helper
         self._box = box
         self._wanted = ""

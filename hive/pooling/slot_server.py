@@ -9,6 +9,7 @@ from hive.backends.concurrency import choose_places, takes_priority
 from hive.backends.entries import ModelEntry
 from hive.backends.kinds import spec_of
 from hive.domain import BackendInfo, ModelInfo
+from hive.settings.pool import as_ollama
 from hive.settings.table import Settings
 
 
@@ -32,4 +33,7 @@ async def describe(entry: ModelEntry, address: str, settings: Settings) -> tuple
         priority=takes_priority(entry.kind, settings),
         capabilities=capabilities,
     )
+    if entry.is_ollamas:
+        wanted = as_ollama(entry.at_server)
+        return backend, next((model for model in models if as_ollama(model.name) == wanted), None)
     return backend, next((model for model in models if model.name == entry.name), None)

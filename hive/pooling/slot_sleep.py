@@ -103,7 +103,7 @@ class SlotSleep:
         pool: ModelPool,
         audit_log: AuditLog,
         begin: Begin,
-        end: Callable[[PooledSlot], Awaitable[None]],
+        end: Callable[[PooledSlot], Awaitable[object]],
     ) -> None:
         self._pool = pool
         self._audit_log = audit_log

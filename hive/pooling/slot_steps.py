@@ -15,7 +15,7 @@ from hive.audit.audit_log import AuditLog
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendInfo, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost
-from hive.link.pool import CrashBlame, SlotBusy, SlotClosed, SlotFlow
+from hive.link.pool import CrashBlame, LoadCharged, SlotBusy, SlotClosed, SlotFlow
 from hive.link.proxy_link import ProxyGates
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
@@ -23,8 +23,8 @@ from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
 from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_slot import PooledSlot, grant_of
+from hive.pooling.slot_servers import SlotServers
 from hive.pooling.slot_sleep import SlotSleep
-from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
 from hive.tasks import spawn
 from hive.worker.profile import TimeoutProfile
@@ -63,7 +63,7 @@ class SlotSteps:
         self,
         *,
         settings: Callable[[], Settings],
-        helper: SandboxClient,
+        helper: SlotServers,
         proxy_link: ProxyGates,
         audit_log: AuditLog,
         pool: ModelPool,
@@ -174,6 +174,8 @@ class SlotSteps:
         seconds = time.monotonic() - began
         for demand in slot.demands:
             self._pool.counts.waited(demand.band, time.monotonic() - demand.since)
+        if is_new:
+            self._charge(slot, seconds)
         slot.ready(backend, models, time.monotonic())
         self._pool.say(slot)
         log.info("slot_ready model=%s generation=%d seconds=%.2f", slot.model, slot.generation, seconds)
@@ -182,7 +184,16 @@ class SlotSteps:
             detail = {"name": slot.model, "reason": why, "seconds": round(seconds, 3)}
             self._audit_log.note("model.loaded", target=slot.id, detail=detail)
             await self._learn(slot, seconds)
+        if slot.entry.is_ollamas:
+            slot.charged_as_measured()
         self._pool.wake()
+
+    def _charge(self, slot: PooledSlot, seconds: float) -> None:
+        """Has the tenant pay whose demand the load was for; before the gate opens, so that it counts for the line."""
+        if (cause := slot.cause) is not None:
+            self._proxy_link.load_charged(
+                LoadCharged(id=slot.id, tenant=cause.tenant, agent=cause.agent, band=cause.band, seconds=seconds)
+            )
 
     async def _with_helper(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The helper's answer, from the next one too: what it is asked may be asked twice."""
@@ -201,13 +212,17 @@ class SlotSteps:
             limit_s = max(LOAD_MIN_S, known_s, size / SLOW_DISK_BYTES_PER_S)  # the file may be in no cache this time
         up = spawn(slot.came_up.wait(), name="came up")
         gone = spawn(slot.went.wait(), name="went")
+        stands = spawn(slot.stands.wait(), name="stands still")
         try:
-            await asyncio.wait({up, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({up, gone, stands}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             up.cancel()
             gone.cancel()
+            stands.cancel()
         if slot.is_over:
             raise BackendDown(ended(slot.process))
+        if slot.stands.is_set() and not slot.came_up.is_set():
+            raise BackendTimeout(f"its load stood still: no CPU was used and no memory taken for {slot.still_s:g} s")
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
@@ -256,6 +271,9 @@ class SlotSteps:
         process, charged = slot.process, sum(grant.charged_bytes for grant in slot.grants)
         now = time.monotonic()
         slot.stopping(now)
+        if process is not None and process.was_dropped:
+            await self._after_drop(slot, process.why)
+            return
         was_oom = process is not None and (process.was_oom or is_out_of_memory(process.last))
         lines = [] if process is None else process.last
         log.error("load_failed model=%s error=%s", slot.model, error.message)
@@ -291,31 +309,43 @@ class SlotSteps:
                 return
         slot.is_closing = slot.unload_ordered = False
         await self._learn_peak(slot)
-        await self._end(slot)
+        if (seconds := await self._end(slot)) is not None:
+            learnt = self._pool.footprints.after_unload(slot.entry, self._pool.gpu, seconds)
+            spawn(outcome_of(learnt), name=f"unload of {slot.model}")  # nobody waits for the disk
         slot.cold()
         log.info("slot_cold model=%s why=%s", slot.model, why)
         self._pool.counts.evicted(why)
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
         self._pool.wake()
 
-    async def _end(self, slot: PooledSlot) -> None:
-        """Returns when nothing of the server is left, and its memory is back or booked as foreign."""
+    async def _end(self, slot: PooledSlot) -> float | None:
+        """Returns when nothing of the server is left, and its memory is back or booked as foreign: after how many
+        seconds it was back, None if it was not."""
+        ordered = 0.0
+
+        async def stop() -> None:
+            nonlocal ordered
+            ordered = time.monotonic()
+            await self._helper.slot_stop(slot.id, grace_s=self.grace_s)
+
         while True:
-            stopped = await outcome_of(self._with_helper(lambda: self._helper.slot_stop(slot.id, grace_s=self.grace_s)))
+            stopped = await outcome_of(self._with_helper(stop))
             if not isinstance(stopped, HiveError):
                 break
             log.error("slot_not_stopped model=%s error=%s", slot.model, stopped.message)
             slot.error = f"its server cannot be stopped: {stopped.message}"
             await asyncio.sleep(5.0)
-        await self.until_back(slot)
+        is_back = await self.until_back(slot)
+        return time.monotonic() - ordered if is_back else None
 
-    async def until_back(self, slot: PooledSlot | BackendSlot) -> None:
-        """Returns when the memory of a server that has ended is back, or booked as foreign."""
+    async def until_back(self, slot: PooledSlot | BackendSlot) -> bool:
+        """Returns when the memory of a server that has ended is back (True), or booked as foreign after `free_s`."""
         began = time.monotonic()
         is_back = await self._is_back(slot, 0.0)
         while not is_back:  # the driver tells no change: it has to be looked at
             await asyncio.sleep(BACK_LOOK_S)
             is_back = await self._is_back(slot, time.monotonic() - began)
+        return time.monotonic() - began < self._pool.rules.free_s
 
     async def _is_back(self, slot: PooledSlot | BackendSlot, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""
@@ -347,6 +377,22 @@ class SlotSteps:
         slot.is_closing = False
         self._pool.say(slot)
         self._begin(slot, lambda: self._after_crash(slot, ended(process), lived_s), "crash")
+
+    def dropped(self, slot: PooledSlot, process: SlotProcess) -> None:
+        """The model of a slot is in no memory any more, by the doing of its server: it is cold, and that is all."""
+        slot.stopping(time.monotonic())
+        slot.is_closing = False
+        self._pool.say(slot)
+        self._begin(slot, lambda: self._after_drop(slot, process.why), "drop")
+
+    async def _after_drop(self, slot: PooledSlot, why: str) -> None:
+        await self._learn_peak(slot)
+        await self._end(slot)
+        slot.cold()
+        log.info("slot_dropped model=%s why=%s", slot.model, why)
+        self._pool.counts.dropped()
+        self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
+        self._pool.wake()
 
     def judge(self, slot: PooledSlot, process: SlotProcess) -> None:
         """Ends a server none of whose requests has moved, and that has used no CPU, for the time of the profile.

@@ -149,8 +149,8 @@ class Answer:
             fields.append(b"content-type: %b\r\n" % kind)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
             self._stripper = UsageStripper()
-        if asked is not None and asked.served and self._back is None:  # a translation knows the name that was asked for
-            self._renamer = Renamer(asked.served, asked.model)
+        if asked is not None and asked.sent and self._back is None:  # a translation knows the name that was asked for
+            self._renamer = Renamer(asked.sent, asked.model)
         if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
             self._late_error = not streams
             self._held = [] if self._late_error else None

@@ -43,7 +43,7 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
-from hive.link.pool import CloseSlotGate, SlotCrashed, SlotIs, Slots
+from hive.link.pool import CloseSlotGate, LoadCharged, SlotCrashed, SlotIs, Slots
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
 from hive.link.usage import AgentsActive
@@ -209,7 +209,7 @@ class ProxyLinks:
                 self._switching.close(message, reply)
             case OpenBackend():
                 self._switching.open(message)
-            case Slots() | SlotIs() | CloseSlotGate() | SlotCrashed():
+            case Slots() | SlotIs() | CloseSlotGate() | SlotCrashed() | LoadCharged():
                 self._slots.order(message, reply)
             case Marks(marks=marks):
                 self._usage.marks(marks)

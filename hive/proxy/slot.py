@@ -60,6 +60,8 @@ class Slot:
         self.generation = 0
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.at_server = ""
+        """The name by which its server knows its model, where that is another than Hive's."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line
@@ -239,6 +241,7 @@ class Slot:
         asked, said = self._asked_as(backend, endpoint), spec_of(backend.kind).requests
         target = asked.name
         inject = said.priority_fields(target, wishes.band) if backend.priority else ()
+        inject += said.pooled_fields(target) if self.name else ()
         alone = wishes.cache_mode is CacheMode.NONE
         if alone or self._settings.proxy.cache_isolation:
             group = f"request {request_id}" if alone else tenant.cache_group
@@ -257,6 +260,7 @@ class Slot:
             estimate=endpoint.name == COUNT and self.answers(endpoint),
             limit_as=said.limit_name(backend.address, inference.backend_limit_name),
             grammar=grammar_limits(self._settings, backend.kind),
+            model=self.at_server,
         )
 
 

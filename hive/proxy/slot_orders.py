@@ -13,6 +13,7 @@ from hive.link.message import LinkMessage
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
+    LoadCharged,
     SlotBusy,
     SlotClosed,
     SlotCrashed,
@@ -95,6 +96,8 @@ class SlotOrders:
                 self.heard(slots)
             case SlotIs(slot=row):
                 self._learn(row)
+            case LoadCharged():
+                self._charge(message)
             case CloseSlotGate() if reply is not None:
                 self._close(message, reply)
             case SlotCrashed() if reply is not None:
@@ -115,6 +118,12 @@ class SlotOrders:
             self._flows.owe(slot)
         self._refuse_in_vain(slot)
         self.changed(slot)
+
+    def _charge(self, load: LoadCharged) -> None:
+        slot = self._path.slots.pooled.get(load.id)
+        if slot is not None:
+            shares = self._path.registry.shares
+            shares.charge_load(slot.line, load.tenant, load.agent, load.band, load.seconds)
 
     def _refuse_in_vain(self, slot: Slot) -> None:
         """Refuses the requests that would wait in vain, by what is known now."""

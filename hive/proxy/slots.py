@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hive.domain import BackendInfo, Caller, ModelInfo
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.link.pool import SlotRow
+from hive.models.names import spelled
 from hive.models.whereabouts import joined
 from hive.proxy.endpoints import ANSWERED, Endpoint
 from hive.proxy.model_routing import ModelRouting
@@ -22,7 +23,8 @@ class SlotTable:
     """Every slot, and the routing over the models of all of them.
 
     `active`: the active backend, which is there always, with or without a server in it. `pooled`: the slots of the
-    pool by id. A model that two of them offer is the active backend's, else that of the slot that was there first.
+    pool by id. A model that two of them offer is that of the slot that was there first; one of the active backend's
+    that a slot describes is the slot's: whoever asks for it by any name waits for the pool to load it.
     """
 
     def __init__(self, settings: Settings, make: MakeSlot, line: Queue, new_line: Callable[[], Queue]) -> None:
@@ -72,6 +74,7 @@ class SlotTable:
             slot = self.pooled[row.id] = self._make(row.id, self._new_line())
         is_new = row.generation != slot.generation
         slot.generation = row.generation
+        slot.at_server = row.at_server
         slot.use(row.backend, row.models, is_new=is_new)
         if not row.is_open:
             slot.close(cold(row, now))
@@ -98,11 +101,26 @@ class SlotTable:
         """Makes the routing anew over the models of all slots."""
         self._by_model = {}
         models: list[ModelInfo] = []
-        for slot in self.all:
+        described = {spelled(model.name): slot for slot in self.pooled.values() for model in slot.models}
+        for model in self.active.models:
+            if spelled(model.name) not in described:
+                self._by_model[model.name] = self._with_it(model.name) or self.active
+                models.append(model)
+        for slot in self.pooled.values():
             for model in slot.models:
                 if self._by_model.setdefault(model.name, slot) is slot:
                     models.append(model)
         self.routing.use(models, joined([slot.where for slot in self.all if slot.backend is not None]))
+
+    def _with_it(self, name: str) -> Slot | None:
+        """The slot whose model the active backend knows by this name: they are one server with several models."""
+        server = self.active.backend
+        for slot in self.pooled.values() if server is not None else ():
+            backend = slot.backend
+            is_there = backend is not None and server is not None and backend.address == server.address
+            if is_there and slot.at_server and spelled(slot.at_server) == spelled(name):
+                return slot
+        return None
 
     # what requests ask ------------------------------------------------------------------------------------------------
 

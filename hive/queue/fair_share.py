@@ -215,14 +215,16 @@ class TenantLine:
 
 
 class TenantFlows:
-    """One tenant over all lines. `price`: 1 / weight; `flows`: the number of its flows that are kept."""
+    """One tenant over all lines. `price`: 1 / weight; `flows`: the number of its flows that are kept; `loads_s`:
+    seconds of loads that its demands have caused."""
 
-    __slots__ = ("flows", "lines", "name", "price")
+    __slots__ = ("flows", "lines", "loads_s", "name", "price")
 
     def __init__(self, name: str, price: float) -> None:
         self.name = name
         self.price = price
         self.flows = 0
+        self.loads_s = 0.0
         self.lines: dict[Line, TenantLine] = {}
 
     def line(self, line: Line) -> TenantLine:

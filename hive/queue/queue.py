@@ -30,6 +30,7 @@ from hive.queue.fair_share import (
     floor_of,
 )
 from hive.queue.flows import REBASE_TOKENS, Flows
+from hive.queue.work_rate import WorkRate
 
 __all__ = ["FairQueue", "FairShares", "Flow", "QueueVerdict", "QueueView", "TenantView"]
 
@@ -109,6 +110,30 @@ class FairShares(Generic[Waiter]):
         if tenant in self.flows.tenants:
             self.flows.tenant(tenant, weight)
 
+    def charge_load(self, loaded: FairQueue[Waiter], tenant: str, agent: str, band: Band, seconds: float) -> None:
+        """Charges a load to the tenant and the agent whose demand caused it: as much as the server of a line works off
+        in these seconds.
+
+        In the line of the model that was loaded, and in each in which they wait now: the time was taken from all of
+        them. Nothing of it is carried from line to line besides.
+        """
+        owner = self.flows.tenants.get(tenant)
+        if owner is None:  # it has no agents any more
+            return
+        owner.loads_s += seconds
+        flow = self.flows.by_key.get((agent, tenant))
+        for line, queue in self.queues.items():
+            of_tenant = owner.lines.get(line)
+            standing = None if flow is None else flow.standings.get(line)
+            tokens = seconds * queue.tokens_per_s
+            if of_tenant is not None:
+                account = of_tenant.accounts[RANKS[band]]
+                if account.waiting or queue is loaded:
+                    account.set_at(account.settled + tokens * account.price)
+            position = None if standing is None else standing.positions[RANKS[band]]
+            if position is not None and (position.waiters or queue is loaded):
+                position.set_at(position.settled + tokens)
+
     def admit(self, flow: Flow, now: float | None, *, freed: FairQueue[Waiter] | None = None) -> list[Waiter]:
         """Gives places away after the agent may have fallen below its limit; `freed`: also there, a place is free.
 
@@ -156,6 +181,7 @@ class FairQueue(Generic[Waiter]):
         "_running",
         "_shares",
         "_waiting",
+        "_work",
         "depth",
         "displaced",
         "load_depth",
@@ -172,6 +198,7 @@ class FairQueue(Generic[Waiter]):
         """Running requests with their expected cost and the time they got the place (NEVER if no time was given)."""
         self._waiting = 0
         self._pace = Pace()
+        self._work = WorkRate()
         self._line = Line()
         self._shares = shares
         self._flows = shares.flows
@@ -189,6 +216,11 @@ class FairQueue(Generic[Waiter]):
     @property
     def running(self) -> int:
         return len(self._running)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Work of its server while something is there, as measured lately."""
+        return self._work.per_s
 
     @property
     def owners(self) -> list[Waiter]:
@@ -275,6 +307,7 @@ class FairQueue(Generic[Waiter]):
         standing = position.standing
         if begun_at <= now:
             standing.line.learn_held(now - begun_at)
+            self._work.did(cost, begun_at, now)
         account.pending -= expected
         account.settled += cost * account.price
         position.pending -= expected
@@ -343,7 +376,14 @@ class FairQueue(Generic[Waiter]):
                 waiting[name] = of_tenant.waiting
         least = min(tokens.values(), default=0.0)
         rows = [
-            TenantView(name, 1.0 / tenant.price, running.get(name, 0), waiting[name], round(tokens[name] - least, 1))
+            TenantView(
+                name,
+                1.0 / tenant.price,
+                running.get(name, 0),
+                waiting[name],
+                round(tokens[name] - least, 1),
+                round(tenant.loads_s, 1),
+            )
             for name, tenant in tenants.items()
         ]
         return QueueView(len(self._running), self._waiting, self.places, self._pace.per_s(now), rows)
@@ -465,7 +505,7 @@ def joined(views: list[QueueView]) -> QueueView:
 
     >>> row = TenantView("t", 1.0, running=1, waiting=2, tokens_ahead=7.0)
     >>> joined([QueueView(1, 2, 4, None, [row]), QueueView(1, 2, 2, 0.5, [row])]).tenants
-    [TenantView(name='t', weight=1.0, running=2, waiting=4, tokens_ahead=7.0)]
+    [TenantView(name='t', weight=1.0, running=2, waiting=4, tokens_ahead=7.0, load_s=0.0)]
     """
     if len(views) == 1:
         return views[0]
@@ -474,7 +514,8 @@ def joined(views: list[QueueView]) -> QueueView:
         known = tenants.get(row.name)
         if known is not None:
             ahead = max(known.tokens_ahead, row.tokens_ahead)
-            row = TenantView(row.name, row.weight, known.running + row.running, known.waiting + row.waiting, ahead)
+            sums = known.running + row.running, known.waiting + row.waiting
+            row = TenantView(row.name, row.weight, *sums, ahead, row.load_s)
         tenants[row.name] = row
     places = [view.places for view in views]
     rates = [view.drain_per_s for view in views if view.drain_per_s is not None]

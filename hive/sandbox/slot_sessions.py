@@ -86,6 +86,7 @@ class ModelSession:
         self.pid = 0 if record.main is None else record.main.pid
         self.grant: SlotGrant | None = record.grant
         self.state = ProcessState.SERVING if record.serves else ProcessState.STARTING
+        self.socket = "" if record.socket == str(paths.slot_socket(slot)) else record.socket
         self._slot = slot
         self._record = record
         self._records = records
@@ -268,7 +269,11 @@ class ModelSession:
     def _forget(self) -> None:
         """Nothing is left of it but its log. The record goes last."""
         self._said.close(remove=True)
-        Path(self._record.socket).unlink(missing_ok=True)
+        socket = Path(self._record.socket)
+        socket.unlink(missing_ok=True)
+        if not self.socket:
+            with contextlib.suppress(OSError):  # what its server left there stays
+                socket.parent.rmdir()
         if self._leaf is not None:
             self._leaf.remove()
         if self._memory is not None:
@@ -332,7 +337,7 @@ class SlotSessions:
         return await self._begin(slot, grant)
 
     async def _begin(self, slot: str, grant: SlotGrant | None) -> RunningSlot:
-        socket, said_at = self._paths.slot_socket(slot), _notify_path(self._paths, slot)
+        socket, said_at = self._paths.slot_socket(slot), self._paths.slot_notify(slot)
         for path in (socket, said_at):
             if len(os.fsencode(path)) > SUN_PATH_MAX:
                 raise ConfigError(
@@ -345,7 +350,7 @@ class SlotSessions:
         record = SlotRecord(run=run, mark=mark, socket=str(socket), grant=grant, leaf=leaf, memory=memory)
         running: ModelSession | None = None
         try:
-            for directory in (self._paths.slot_sockets, self._paths.slot_state):
+            for directory in (self._paths.slot_sockets, socket.parent, self._paths.slot_state):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             await self._empty_groups(record)
             self._records.save(slot, record)
@@ -367,7 +372,7 @@ class SlotSessions:
         try:
             child = spawn(
                 list(self._command(slot)),
-                env={**self._environment, name: value, "NOTIFY_SOCKET": str(_notify_path(self._paths, slot))},
+                env={**self._environment, name: value, "NOTIFY_SOCKET": str(self._paths.slot_notify(slot))},
                 stdout_fd=writing,
                 cgroup_dir=Path(record.leaf) if record.leaf else None,
                 limit_dirs=[Path(record.memory)] if record.memory and record.memory != record.leaf else [],
@@ -390,6 +395,8 @@ class SlotSessions:
             Leaf(Path(group)).remove()
         with contextlib.suppress(OSError):
             said_at.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(record.socket).parent.rmdir()
         self._pipes.remove(_log_name(slot))
         self._records.remove(slot)
 
@@ -431,20 +438,16 @@ class SlotSessions:
 
     def _adopted(self, slot: str, record: SlotRecord) -> ModelSession:
         self._paths.slot_sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
-        said = NotifySocket(_notify_path(self._paths, slot))
+        said = NotifySocket(self._paths.slot_notify(slot))
         output = self._pipes.adopt(_log_name(slot))
         running = ModelSession(slot, record, self._records, self._paths, output, said)
-        if record.socket != str(self._paths.slot_socket(slot)):
+        if running.socket not in ("", str(self._paths.slot_socket_before(slot))):
             log.warning("slot_elsewhere id=%s socket=%s: it is ended", slot, record.socket)
             spawn_task(running.stop(0.0), name="end slot elsewhere")
         return running
 
     async def log(self, slot: str, lines: int) -> str:
         return await asyncio.to_thread(read_log, self._paths, slot, lines)
-
-
-def _notify_path(paths: Paths, slot: str) -> Path:
-    return paths.slot_socket(slot).with_suffix(".up")
 
 
 def _log_name(slot: str) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from hive.domain import is_name
 from hive.errors import ConfigError, did_you_mean
 from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
-from hive.settings.pool import ModelRow, slot_id
+from hive.settings.pool import OLLAMA, ModelRow, as_ollama, slot_id, why_not_described
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, Settings, TenantRow
 
@@ -301,15 +301,26 @@ class _Draft:
     def check_models(self) -> None:
         """A model that cannot be started as it is described is a problem of the file."""
         names: dict[str, str] = {}
+        at_ollama: dict[str, str] = {}
         for name in self._named["model"]:
             values, where = self._values[f"model {name}"], self._told[f"model {name}"]
+            said = f"{where}: [model {name}]"
             if (first := names.setdefault(slot_id(name), name)) != name:
                 told = self._told[f"model {first}"]
-                self.problems.append(f"{where}: [model {name}]: its slot's id is that of {first} at {told}: rename one")
-            if f"model {name}.file" not in self.origins:
-                self.problems.append(f"{where}: [model {name}]: file is missing: its GGUF file, or vLLM's directory")
+                self.problems.append(f"{said}: its slot's id is that of {first} at {told}: rename one")
+            is_ollamas, has_file = values.get("backend") == OLLAMA, f"model {name}.file" in self.origins
+            if not has_file and not is_ollamas:
+                self.problems.append(f"{said}: file is missing: its GGUF file, or vLLM's directory")
             elif values.get("category") in ("image", "audio"):
-                self.problems.append(f"{where}: [model {name}] category: no server here makes images or sound yet")
+                self.problems.append(f"{said} category: no server here makes images or sound yet")
+            elif has_file and "file" not in values:
+                continue  # what is wrong with it has been said
+            elif (wrong := why_not_described(name, values))[0]:
+                at = self.origins.get(f"model {name}.{wrong[0]}", SettingOrigin("file", where)).where
+                self.problems.append(f"{at}: [model {name}] {wrong[0]}: {wrong[1]}")
+            elif is_ollamas and (first := at_ollama.setdefault(as_ollama(values.get("file") or name), name)) != name:
+                aliased = "it has one description, and more names by aliases of [inference]"
+                self.problems.append(f"{said}: it is the model of [model {first}] at Ollama: {aliased}")
 
     def _rows(self) -> list[SettingRow]:
         return [row for table in self._tables.values() for row in table.values()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -68,10 +69,15 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]`: one model of the pool. Requests ask for NAME."""
 
-    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm)$")] = "llama"
-    file: Annotated[str, _s("Its GGUF file, or its directory for vLLM.", pattern="^/", expected="an absolute path")] = (
-        "/"
-    )
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama)$")] = "llama"
+    file: Annotated[
+        str,
+        _s(
+            "Its GGUF file, its directory for vLLM, or its name at Ollama where that is another.",
+            pattern=r"^(/.*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$",
+            expected="an absolute path, or the name of a model at Ollama",
+        ),
+    ] = ""
     category: Annotated[
         str, _s("What it is: llm, embedding, vision, image, audio.", pattern="^(llm|embedding|vision|image|audio)$")
     ] = "llm"
@@ -97,6 +103,43 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Annotated[
         str, _s("Whether it thinks where a request does not say: auto, on, off.", pattern="^(auto|on|off)$")
     ] = "auto"
+
+
+OLLAMA = "ollama"
+UNTOLD = {
+    "context": "Ollama takes it from the model (PARAMETER num_ctx) or OLLAMA_CONTEXT_LENGTH",
+    "chat_template": "Ollama takes it from the model (TEMPLATE)",
+    "thinking": "Ollama's requests say it",
+}
+"""Keys of a `[model NAME]` that an Ollama is not told, and where it has them from."""
+
+
+def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """(the key, what is wrong with it) of a model's description, whose keys are right by themselves; two empty texts
+    where nothing is.
+
+    >>> why_not_described("m", {"file": "m:8b"}), why_not_described("m:8b", {"backend": "ollama"})
+    (('file', "expected an absolute path, found 'm:8b'"), ('', ''))
+    >>> why_not_described("m", {"backend": "ollama", "file": "/m.gguf"})
+    ('file', "expected the model's name at Ollama, found '/m.gguf'")
+    """
+    file = values.get("file", "")
+    if values.get("backend") != OLLAMA:
+        return ("", "") if file.startswith("/") else ("file", f"expected an absolute path, found {file!r}")
+    if file.startswith("/") or (not file and "+" in name):
+        return "file", f"expected the model's name at Ollama, found {file or name!r}"
+    told = next((key for key in UNTOLD if key in values), "")
+    return (told, f"{UNTOLD[told]}: leave it out") if told else ("", "")
+
+
+def as_ollama(name: str) -> str:
+    """The name as Ollama writes it out, folded: two that are one model there are equal.
+
+    >>> as_ollama("Tiny"), as_ollama("library/tiny:latest"), as_ollama("hf.co/Meta/X:Q4_0")
+    ('tiny:latest', 'tiny:latest', 'hf.co/meta/x:q4_0')
+    """
+    folded = name.strip().lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
+    return folded if ":" in folded.rpartition("/")[2] else f"{folded}:latest"
 
 
 def slot_id(name: str) -> str:

@@ -619,12 +619,21 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def slot_sockets(self) -> Path:
-        """Directory in which the servers of the pool listen."""
-        return self.runtime.with_name(f"{self.runtime.name}-inference") if self.apart else self.runtime / "m"
+        """Directory of the directories in which the servers of the pool listen; no server may write in it."""
+        return self.runtime.with_name(f"{self.runtime.name}-model") if self.apart else self.runtime / "m"
 
     def slot_socket(self, slot: str) -> Path:
-        """The socket of a slot's server. 107 bytes hold it: a slot's id has at most 32."""
-        return self.slot_sockets / f"{slot}.sock"
+        """The socket of a slot's server, in a directory of its own. 107 bytes hold it: a slot's id has at most 32."""
+        return self.slot_sockets / slot / "sock"
+
+    def slot_socket_before(self, slot: str) -> Path:
+        """The socket of a server that was started when all of them had one directory: it serves on until it stops."""
+        shared = self.runtime.with_name(f"{self.runtime.name}-inference") if self.apart else self.runtime / "m"
+        return shared / f"{slot}.sock"
+
+    def slot_notify(self, slot: str) -> Path:
+        """The socket at which the helper hears what a slot's supervisor says of it, where no systemd does."""
+        return self.slot_sockets / f"{slot}.up"
 
     @property
     def slot_grants(self) -> Path:

@@ -379,13 +379,15 @@ class Shutdown(TypedDict):
 
 
 class TenantQueue(TypedDict):
-    """One tenant. `tokens_ahead`: what it has had, by weight, beyond the least served one."""
+    """One tenant. `tokens_ahead`: what it has had, by weight, beyond the least served one. `load_s`: seconds of models'
+    loads that its requests have caused, which are charged to it in tokens."""
 
     name: str
     weight: float
     running: int
     waiting: int
     tokens_ahead: float
+    load_s: float
 
 
 class RequestView(TypedDict):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hive.backends.entries import entries_of
+from hive.backends.entries import entries_of, started_entries
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
@@ -98,6 +98,7 @@ class HeldSlot:
             pid=0 if has_ended else self.running.pid,
             pids=[] if has_ended else self.used.pids,
             age_s=self.running.age_s(),
+            socket=self.running.socket,
             grant=self.running.grant,
             bytes=None if has_ended else self.used.bytes,
             peak_bytes=self.peak_bytes,
@@ -354,12 +355,11 @@ def id_in(message: LinkMessage) -> str:
 
 
 def described(paths: Paths, config: Path | None) -> Container[str]:
-    """The ids of the models in this file of settings, and with `[pool] found` of those in models_dir, as they are now.
-
-    Raises ConfigError.
+    """The ids of the models in this file of settings, and with `[pool] found` of those in models_dir, as they are now:
+    those with a server of their own. Raises ConfigError.
     """
     settings = load(config, env=os.environ).settings
     if not settings.pool.found:
-        return entries_of(settings)
+        return started_entries(entries_of(settings))
     place = place_of(settings.inference.models_dir, is_installed=paths.apart, state=paths.state)
-    return entries_of(settings, ModelsDir(place).paths())
+    return started_entries(entries_of(settings, ModelsDir(place).paths()))

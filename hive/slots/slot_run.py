@@ -46,6 +46,8 @@ class RunningSlot(Protocol):
     state: ProcessState
     """At its start, or when it was found: `stopping` also for one whose end is not known yet."""
     grant: SlotGrant | None
+    socket: str
+    """The place where it listens; empty for the slot's own."""
 
     def age_s(self) -> float: ...
 

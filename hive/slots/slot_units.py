@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -73,6 +74,7 @@ class ModelUnit:
         self.pid = int(shown.get("MainPID") or 0)
         self.state = _STATES.get(shown.get("ActiveState", ""), ProcessState.STOPPING)
         self.grant = grant
+        self.socket = ""
         self._job = job
         self._main: Identity | None = identify(self.pid) if self.pid else None
         ago_s = systemd.seconds_since(shown.get(BEGAN, ""))
@@ -199,7 +201,8 @@ class SlotUnits:
             shown = await systemd.show(unit_of_slot(slot), *_SHOWN)
             is_there = shown.get("ActiveState") in _STATES
             if is_there or slot in granted:
-                found[slot] = ModelUnit(unit_of_slot(slot), shown, read_grant(self._paths, slot), None)
+                unit = found[slot] = ModelUnit(unit_of_slot(slot), shown, read_grant(self._paths, slot), None)
+                unit.socket = socket_before(self._paths, slot, unit.pid)
         return found
 
     async def log(self, slot: str, lines: int) -> str:
@@ -229,6 +232,15 @@ def read_grant(paths: Paths, slot: str) -> SlotGrant | None:
         return msgspec.json.decode(paths.slot_grant(slot).read_bytes(), type=SlotGrant)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def socket_before(paths: Paths, slot: str, pid: int) -> str:
+    """Socket of a server that was started when all of them had one directory; empty for any other."""
+    before = str(paths.slot_socket_before(slot))
+    with contextlib.suppress(OSError):
+        if os.fsencode(before) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return before
+    return ""
 
 
 async def _ended(who: Identity) -> None:

@@ -67,7 +67,8 @@ def clear(paths: Paths) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
     # Those of models are empty, or of models that live on.
-    for directory in (agents, paths.slot_sockets, paths.slot_grants, paths.runtime):
+    of_slots = [path for path in paths.slot_sockets.glob("*") if path.is_dir()]
+    for directory in (agents, *of_slots, paths.slot_sockets, paths.slot_grants, paths.runtime):
         with contextlib.suppress(OSError):
             directory.rmdir()
 

@@ -9,8 +9,27 @@ from typing import NoReturn
 from hive.backends.launch import RUNTIME, STATE, launch
 from hive.errors import DependencyDown
 from hive.host.process import replace
-from hive.settings.table import InferenceSection
+from hive.settings.pool import OLLAMA
+from hive.settings.table import InferenceSection, Settings
 from hive.worker.place import check, free
+
+OLLAMAS_OWN = 3
+"""Models that an Ollama holds on one GPU if nothing is said (server/sched.go of 2026-08)."""
+
+
+def for_pool(kind: str, settings: Settings, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a server of `kind`: an Ollama holds at least as many models as the pool has of it, besides
+    those that it would hold anyway. What the environment says itself goes before.
+
+    >>> from hive.settings.pool import ModelRow
+    >>> settings = Settings(models={"a": ModelRow(backend="ollama"), "b": ModelRow(file="/b.gguf")})
+    >>> for_pool("ollama", settings, {}), for_pool("vllm", settings, {"A": "1"})
+    ({'OLLAMA_MAX_LOADED_MODELS': '4'}, {'A': '1'})
+    """
+    pooled = sum(row.backend == OLLAMA for row in settings.models.values()) if settings.pool.enabled else 0
+    if kind != OLLAMA or not pooled:
+        return environment
+    return {"OLLAMA_MAX_LOADED_MODELS": str(pooled + OLLAMAS_OWN)} | dict(environment)
 
 
 def become(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.backends.entries import ModelEntry, entries_of
+from hive.backends.entries import ModelEntry, entries_of, started_entries
 from hive.backends.entry_launch import launch_entry
 from hive.backends.entry_sleep import why_no_sleep
 from hive.domain import BackendKind
@@ -73,13 +73,13 @@ def supervised(
 
 def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEntry:
     """The entry with this slot; without a `hive_state` it is one of an installed Hive. Raises NotFound."""
-    found = entries_of(settings)
+    found = started_entries(entries_of(settings))
     if slot not in found and settings.pool.found:
         from hive.backends.models_dir import ModelsDir, place_of  # on the way of every start otherwise
 
         setting = settings.inference.models_dir
         place = place_of(setting, is_installed=hive_state is None, state=hive_state or Path())
-        found = entries_of(settings, ModelsDir(place).paths())
+        found = started_entries(entries_of(settings, ModelsDir(place).paths()))
     if slot not in found:
         raise NotFound(f"no model of the pool has the slot {slot[:60]!r}", hint="hive pool --json lists them")
     return found[slot]

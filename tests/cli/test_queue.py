@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
@@ -64,6 +65,15 @@ def test_without_a_command_it_lists_what_runs_and_what_waits(hive: Hive) -> None
     assert "\x1b" not in said.out
     assert hive("queue", "list").out == said.out
     assert [request["id"] for request in hive("queue", "--json").json["requests"]] == ["p1-1", "p1-2"]
+
+
+def test_seconds_of_loads_are_shown_where_there_are_any(hive: Hive) -> None:
+    view = msgspec.structs.replace(hive.box.proxy.queue.queue, tenants=[TenantView("acme", 2.0, 1, 1, 1234.5, 37.6)])
+    hive.box.proxy.queue = msgspec.structs.replace(hive.box.proxy.queue, queue=view)
+    lines = [line.split() for line in hive("queue").out.splitlines()[2:4]]
+    assert [line[-1] for line in lines] == ["LOADS", "s"]
+    assert lines[1][-2:] == ["38", "s"]
+    assert hive("queue", "--json").json["tenants"][0]["load_s"] == 37.6
 
 
 def test_its_help_is_about_the_group(hive: Hive) -> None:

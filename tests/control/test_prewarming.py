@@ -203,3 +203,54 @@ async def test_where_no_model_is_named_it_is_said(box: Box) -> None:
     await box.restart("bob", "uid:0")
     await until(lambda: len(box.proxy.prewarms) == 1)
     assert box.proxy.prewarms[0][0].model == "m"
+
+
+# --- a model of the pool ---
+
+
+class PlayedPool:
+    """The pool's models as the daemon sees them: `m` and `n`, loaded or not."""
+
+    def __init__(self, box: Box) -> None:
+        assert box.daemon is not None
+        self._audit_log = box.daemon._audit_log
+        self.loaded: set[str] = set()
+        box.daemon._prewarmer._pooled = lambda: {
+            name: (ModelInfo(name=name), name in self.loaded) for name in ("m", "n")
+        }
+
+    def load(self, model: str) -> None:
+        self.loaded.add(model)
+        self._audit_log.note("model.loaded", target=f"{model}-1", detail={"name": model, "seconds": 1.0})
+
+
+async def test_where_there_is_a_pool_only_a_prompt_is_read_when_its_model_is_loaded_and_loads_none(box: Box) -> None:
+    """Nothing was read ahead where there was a pool and no active backend."""
+    await box.everything(AWAKE)
+    pool = PlayedPool(box)
+    await box.create("bob", **WANTED)
+    await settled()
+    assert box.proxy.prewarms == []
+    assert rows(box)[0]["why"] == "its model is not loaded, and no model is loaded to read a prompt ahead"
+    pool.load("n")
+    await settled()
+    assert box.proxy.prewarms == []
+    pool.load("m")
+    await read(box)
+    assert (box.proxy.prewarms[0][0].model, len(box.proxy.prewarms)) == ("m", 1)
+    assert rows(box)[0]["why"] == "kept by the backend"
+
+
+async def test_another_server_of_a_model_reads_its_prompts_again_and_those_of_others_stay(box: Box) -> None:
+    await box.everything(AWAKE)
+    pool = PlayedPool(box)
+    pool.loaded = {"m", "n"}
+    await box.create("bob", **WANTED)
+    await read(box)
+    await box.create("eve", **{**WANTED, "model": "n"})
+    await until(lambda: len(box.proxy.prewarms) == 2)
+    box.proxy.prewarms[1][1](msgspec.structs.replace(READ, model="n"))
+    await until(lambda: all(row["warm_since"] for row in rows(box)))
+    pool.load("m")
+    await until(lambda: len(box.proxy.prewarms) == 3)
+    assert [wanted.model for wanted, _ in box.proxy.prewarms] == ["m", "n", "m"]

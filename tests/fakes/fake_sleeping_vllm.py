@@ -28,9 +28,9 @@ from urllib.parse import parse_qs, urlsplit
 
 MIB = 1 << 20
 CONTEXT_BYTES = 8 * MIB
-"""Memory that a process has of a GPU whether it sleeps or not."""
+"""Of a GPU, whether it sleeps or not."""
 PYTHON_BYTES = 4 * MIB
-"""Memory that it has of the host, awake."""
+"""Of the host, awake."""
 VERSION = "0.32.0"
 FAULTS = ("frees_nothing", "hangs_in_sleep", "dies_in_sleep", "wakes_empty", "wakes_silent", "hangs_in_wake", "refuses")
 

@@ -305,7 +305,8 @@ def people() -> dict[str, Any]:
         run("useradd", "--create-home", name, *(["--groups", groups] if groups else []))
     reach = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])"
     sockets = [str(path) for path in Path("/run/hive").rglob("*") if path.is_socket()]
-    backends = [str(path) for path in Path("/run/hive-inference").rglob("*") if path.is_socket()]
+    tops = Path("/run/hive-inference"), Path("/run/hive-model")
+    backends = [str(path) for top in tops for path in top.rglob("*") if path.is_socket()]
     secrets = [str(path) for path in Path("/etc/hive/secrets").iterdir()]
     return {
         "sockets": sockets,

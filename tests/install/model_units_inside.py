@@ -104,6 +104,22 @@ def told_of(process: SlotProcess) -> dict[str, Any]:
     }
 
 
+def writes(pid: int) -> dict[str, str]:
+    """The outcome of writing in the directories of sockets as the unit of this process sees them, its own and others:
+    as root there, so that only what it cannot see or change keeps it off."""
+    other = PATHS.slot_sockets / "other"
+    other.mkdir()
+    there = [PATHS.slot_socket(A).parent, other, PATHS.slot_sockets, PATHS.slot_socket_before(A).parent]
+    said = {
+        str(path): run(
+            "nsenter", "-t", str(pid), "-m", "sh", "-c", f"touch {path}/new 2>&1 && rm {path}/new && echo yes"
+        )
+        for path in there
+    }
+    other.rmdir()
+    return said
+
+
 async def life(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     """Start, serve, look, log, stop."""
     flags(A, "--child", "setsid")
@@ -114,7 +130,9 @@ async def life(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     seen["life"]["again"] = told_of((await ask(slots, SlotStart(id=A, grant=GRANT))).process)
     seen["life"]["log"] = (await ask(slots, AskSlotLog(id=A, lines=50))).text
     seen["life"]["socket"] = oct(PATHS.slot_socket(A).stat().st_mode)
+    seen["life"]["writes"] = writes(now.pid)
     await ask(slots, SlotStop(id=A, grace_s=20))
+    seen["life"]["directories"] = sorted(path.name for path in PATHS.slot_sockets.iterdir())
     seen["life"]["ended"] = told_of(await told.until(A, ProcessState.ENDED))
     seen["life"]["left"] = [alive(), state(A), sorted(path.name for path in PATHS.slot_grants.iterdir())]
 

@@ -56,8 +56,16 @@ def test_its_socket_is_for_the_group(seen: dict[str, Any]) -> None:
     assert seen["life"]["socket"].endswith("770")
 
 
+def test_it_may_write_where_its_own_socket_is_and_nowhere_else_among_sockets(seen: dict[str, Any]) -> None:
+    said = seen["life"]["writes"]
+    assert said.pop(f"/run/hive-model/{A}") == "yes"
+    assert set(said) == {"/run/hive-model/other", "/run/hive-model", "/run/hive-inference"}
+    assert "yes" not in said.values(), said
+
+
 def test_stopped_it_leaves_nothing(seen: dict[str, Any]) -> None:
     assert seen["life"]["left"] == [[], "inactive", []]
+    assert seen["life"]["directories"] == []
     ended = seen["life"]["ended"]
     assert (ended["code"], ended["was_oom"], ended["pid"], ended["pids"]) == (0, False, 0, [])
 

@@ -287,10 +287,23 @@ def test_a_model_of_the_pool_is_started_by_the_helper_alone_and_never_again_by_s
     assert unit_of_slot("a") == "hive-model@a.service"
 
 
+def test_a_model_of_the_pool_may_write_in_the_directory_of_its_own_socket_and_of_no_other() -> None:
+    """All of them run as one user: a server that was taken over could have listened in another one's place."""
+    model = read("hive-model@.service")
+    assert model.all("ProtectSystem") == ["strict"]
+    assert [Path("/run", name) for name in model.all("RuntimeDirectory")] == [PATHS.slot_socket("%i").parent]
+    assert model.all("ReadWritePaths") == [str(PATHS.slot_state)]
+    assert model.lines("TemporaryFileSystem") == [f"{PATHS.slot_sockets}:ro"]
+    assert model.lines("BindPaths") == [str(PATHS.slot_socket("%i").parent)]
+    assert model.lines("InaccessiblePaths") == [f"-{PATHS.slot_socket_before('x').parent}"]
+    for unit in (name for name in SERVICES if name.startswith(("hive-inference", "hive-proxy"))):
+        written = read(unit).all("ReadWritePaths")
+        assert not [path for path in written if PATHS.slot_sockets.is_relative_to(path.lstrip("-"))], unit
+
+
 def test_a_model_of_the_pool_has_the_gpus_that_vllm_has() -> None:
     model, vllm = read("hive-model@.service"), read("hive-inference-vllm.service")
     assert model.lines("DeviceAllow") == vllm.lines("DeviceAllow")
-    assert str(RUNTIME) in model.all("ReadWritePaths")
     assert model.all("UMask") == ["0007"]
     assert model.all("PrivateNetwork") == ["yes"]
 
@@ -396,6 +409,7 @@ def test_of_the_gpus_the_daemon_has_what_tells_of_them_and_not_what_computes() -
 def test_a_service_writes_only_where_a_directory_is_made_for_it(name: str) -> None:
     made = {line.split()[1] for line in (SYSTEMD / "tmpfiles.d/hive.conf").read_text().splitlines() if line[:2] == "d "}
     unit = read(name)
+    made |= {f"/run/{directory}" for directory in unit.all("RuntimeDirectory")}
     named = [path.lstrip("-") for key in ("ReadWritePaths", "BindPaths") for path in unit.all(key)]
     written = [path for path in named if not re.fullmatch(r"/dev/nvidia(ctl|\d)", path)]
     assert unit.all("ProtectSystem") == ["strict"]

@@ -22,6 +22,7 @@ from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import LinkLost
 from hive.link.pool import (
     CrashBlame,
+    LoadCharged,
     SlotBusy,
     SlotClosed,
     SlotDemand,
@@ -68,10 +69,10 @@ class PlayedServers:
         self.started: list[tuple[str, SlotGrant]] = []
         self.stopped: list[str] = []
         self.prepared: list[str] = []
-        """Models that were to wait, one after the other; the last one does."""
+        """The slots of which one was to wait, one after the other."""
         self.comes_up: dict[str, str] = {}
         self.last: dict[str, list[str]] = {}
-        self.load_s = 0.0
+        self.load_s = self.unload_s = 0.0
         self.is_there = True
         self._runs = count(1)
 
@@ -106,6 +107,7 @@ class PlayedServers:
     async def slot_stop(self, id: str, *, grace_s: float) -> None:
         self._check()
         self.stopped.append(id)
+        await asyncio.sleep(self.unload_s)
         self.processes.pop(id, None)
 
     def serve(self, id: str) -> None:
@@ -133,6 +135,7 @@ class PlayedProxy:
 
     def __init__(self) -> None:
         self.told: list[SlotRow] = []
+        self.charged: list[LoadCharged] = []
         self.closed: list[tuple[str, float | None]] = []
         self.in_flight: dict[str, int] = {}
         self.blame = CrashBlame(agents=[])
@@ -140,6 +143,10 @@ class PlayedProxy:
 
     def slot_is(self, row: SlotRow) -> None:
         self.told.append(row)
+
+    def load_charged(self, load: LoadCharged) -> None:
+        assert not self.is_open(load.id), "it counts for those who wait"
+        self.charged.append(load)
 
     def slots(self, rows: list[SlotRow]) -> None:
         self.told += rows
@@ -253,7 +260,7 @@ class PoolWorld:
             settings=lambda: self.settings,
             footprints=footprints,
             clients=PoolClients(lambda: self.settings),
-            socket_of=lambda id: f"/nowhere/{id}.sock",
+            address_of=lambda entry: f"/nowhere/{entry.id}.sock",
             pins=pins or {},
             describe=describe,
             **given,
@@ -296,9 +303,9 @@ class PoolWorld:
     def id(self, model: str) -> str:
         return self.pool.find(model).id
 
-    def ask(self, model: str, *, band: Band = Band.NORMAL, agent: str = "a1") -> None:
+    def ask(self, model: str, *, band: Band = Band.NORMAL, agent: str = "a1", tenant: str = "default") -> None:
         """A request for this model waits at the proxy."""
-        demand = WaitingDemand(band=band, tenant="default", agent=agent, age_s=0.0, left_s=300.0)
+        demand = WaitingDemand(band=band, tenant=tenant, agent=agent, age_s=0.0, left_s=300.0)
         self.pool.demands(SlotDemands(slots={self.id(model): SlotDemand(in_flight=0, waiting=[demand])}))
 
     def leave(self, model: str) -> None:

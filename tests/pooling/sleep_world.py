@@ -130,7 +130,7 @@ class SleepingServers(PlayedServers):
         self.children[id].kill()
 
     def held(self, id: str) -> dict[str, int]:
-        """Memory that its process holds of GPU and host; nothing once it has ended."""
+        """Bytes that its process holds of GPU and host; nothing once it has ended."""
         child = self.children.get(id)
         if child is None or child.poll() is not None:
             return {}
@@ -231,7 +231,7 @@ class SleepWorld(PoolWorld):
             settings=lambda: self.settings,
             footprints=Footprints(self.database, lambda: self.settings, self.database.read_now(stored.footprints)),
             clients=PoolClients(lambda: self.settings),
-            socket_of=lambda id: str(self.servers.socket(id)),
+            address_of=lambda entry: str(self.servers.socket(entry.id)),
             pins=pins or {},
             describe=describe,
             **given,
@@ -259,11 +259,11 @@ class SleepWorld(PoolWorld):
         self.use(model, 0)
 
     def acts(self, model: str) -> list[str]:
-        """Acts of this model in the audit log."""
+        """Acts on this model in the audit log."""
         return [act for act, detail in self.audit.acts if detail.get("name") == model]
 
     def asked(self, model: str) -> list[str]:
-        """Questions that its server got, without bodies of completions."""
+        """Paths that its server was asked for, harmless ones aside."""
         return [line.partition(" ")[0] for line in self.servers.asked(self.id(model))]
 
     def charged_mb(self, model: str) -> int:

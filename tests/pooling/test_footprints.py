@@ -320,6 +320,10 @@ async def test_times_are_those_measured_and_guessed_by_the_size_before(database:
     for load_s in (9.0, 1.0, 2.0):
         await learning.after_load(asked, GPU, 1, 2, load_s)
     assert (learning.load_p50_s(asked, GPU), learning.load_s(asked, GPU)) == (2.0, 9.0)
+    assert learning.unload_s(asked, GPU) == 1.5
+    for unload_s in (0.2, 0.7, 0.3):
+        await learning.after_unload(asked, GPU, unload_s)
+    assert learning.unload_s(asked, GPU) == 0.7
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
@@ -330,11 +334,25 @@ async def test_what_was_learnt_is_there_for_the_next_daemon(database: Database, 
     await learning.facts_of(asked)
     await learning.after_load(asked, GPU, steady=900, peak=1000, load_s=2.0)
     await learning.after_oom(asked, GPU, charged=2000)
+    await learning.after_unload(asked, GPU, 0.4)
     after = await footprints_of(database)
     await after.facts_of(asked)
     need = after.need(asked, GPU)
     assert need is not None
     assert (need.bytes, need.source, after.load_s(asked, GPU)) == (2500, EstimateSource.LEARNT, 2.0)
+    assert after.unload_s(asked, GPU) == 0.4
+
+
+async def test_a_row_of_a_version_that_learnt_no_unloads_is_read(database: Database, tiny: Path) -> None:
+    learning, asked = await footprints_of(database), entry(tiny)
+    await learning.facts_of(asked)
+    await learning.after_load(asked, GPU, steady=900, peak=1000, load_s=2.0)
+    ((name, data),) = (await database.read(pool.footprints)).items()
+    fields = json.loads(data)
+    del fields["unload_s"]
+    old = Footprints(database, lambda: SETTINGS, {name: json.dumps(fields)})
+    await old.facts_of(asked)
+    assert (old.load_s(asked, GPU), old.unload_s(asked, GPU)) == (2.0, 1.5)
 
 
 async def test_a_peak_is_written_down_once_it_has_grown_by_one_per_cent(database: Database, tiny: Path) -> None:
@@ -364,6 +382,7 @@ async def test_of_a_model_without_known_files_nothing_is_learnt(database: Databa
     await learning.after_load(asked, GPU, 1, 2, 3.0)
     await learning.after_oom(asked, GPU, 4)
     await learning.after_peak(asked, GPU, 5)
+    await learning.after_unload(asked, GPU, 6.0)
     assert await database.read(pool.footprints) == {}
 
 

@@ -97,6 +97,38 @@ async def test_each_gpu_is_an_account_by_its_uuid_and_a_slot_has_what_its_proces
     assert reading.why_not == ""
 
 
+def ollamas(id: str, *, vram: int, host: int = 0, run: str = "1") -> SlotProcess:
+    """A model as its Ollama tells of it: it has no process that the driver could name."""
+    grant = SlotGrant(accounts={"GPU-0": 1000})
+    return SlotProcess(id=id, run=run, state=ProcessState.SERVING, grant=grant, bytes=host, gpu_bytes=vram)
+
+
+async def test_what_an_ollama_says_of_its_models_is_ours_and_what_the_driver_takes_besides_is_foreign(
+    proc: Path,
+) -> None:
+    box = here(MeasuredBox(proc, Gpu(used=23 * GIB, processes=[(7, 11 * GIB), (8, 12 * GIB)])))
+    reading = await box.look(ollamas("a", vram=10 * GIB), ollamas("b", vram=11 * GIB, host=GIB))
+    assert reading.by_slot == {"a": {"GPU-0": 10 * GIB}, "b": {"GPU-0": 11 * GIB}}
+    assert reading.accounts[0].foreign_bytes == 2 * GIB
+
+
+async def test_hives_own_ollama_is_booked_for_what_its_processes_take_beside_its_models(proc: Path) -> None:
+    box = here(MeasuredBox(proc, Gpu(used=23 * GIB, processes=[(7, 11 * GIB), (8, 12 * GIB)])))
+    service = server("backend:ollama", 7, 8)
+    reading = await box.look(service, ollamas("a", vram=10 * GIB), ollamas("b", vram=11 * GIB))
+    assert reading.by_slot["backend:ollama"] == {"GPU-0": 2 * GIB}
+    assert reading.accounts[0].foreign_bytes == 0
+
+
+async def test_on_a_host_without_a_gpu_a_model_of_ollama_is_charged_all_of_it_there(proc: Path) -> None:
+    box = here(MeasuredBox(proc))
+    model = SlotProcess(
+        id="a", run="1", state=ProcessState.SERVING, grant=SlotGrant(accounts={CPU: 9}), bytes=3 * GIB, gpu_bytes=0
+    )
+    reading = await box.look(model)
+    assert reading.by_slot == {"a": {CPU: 3 * GIB}}
+
+
 async def test_pids_of_another_namespace_and_bytes_that_are_not_told_are_unknown(proc: Path) -> None:
     gpu = Gpu(used=30 * GIB, processes=[(11, 10 * GIB), (12, NOT_AVAILABLE)])
     box = here(MeasuredBox(proc, gpu, shares_pids=False))

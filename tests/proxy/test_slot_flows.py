@@ -147,7 +147,7 @@ async def test_a_slot_that_is_taken_out_is_told_as_idle(tmp_path: Path) -> None:
         release = hold(pool.servers["a"])
         client = await pool.client()
         client.writer.write(ask("a", body=STREAM))
-        await until(sees(pool, lambda flow: flow.in_flight == 1))
+        await until(sees(pool, lambda flow: flow.in_flight == 1 and flow.no_head_s is None))
         pool.orders.order(SlotIs(slot=pool.row("a")), None)
         pool.proxy.path.forget_slot("a-1")
         await until(sees(pool, lambda flow: flow.in_flight == 0))

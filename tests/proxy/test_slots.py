@@ -155,6 +155,55 @@ async def test_a_body_is_made_for_the_kind_of_its_model_s_server(tmp_path: Path)
         assert "cache_salt" not in json.loads(sent["a"][1])
 
 
+OLLAMA_SAYS = answer(
+    b'{"model":"beta:q4_0","created_at":"2026-05-04T14:56:49Z","message":{"role":"assistant","content":"x"},"done":true}'
+)
+
+
+async def test_a_model_of_an_ollama_is_asked_by_its_name_there_and_kept_for_ever(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "o") as pool:
+        pool.tell(pool.row("o", at_server="beta:q4_0"))
+        pool.servers["o"].reply = OLLAMA_SAYS
+        client = await pool.client()
+        body = CHAT[:-1] + b',"stream":false,"keep_alive":0}'
+        status, fields, told = await client.ask(ask("o", b"/api/chat", body))
+        assert (status, json.loads(told)["model"]) == (200, "o")
+        assert fields[b"x-hive-dropped"] == b"keep_alive"
+        (_, sent) = pool.servers["o"].requests[0]
+        assert {name: json.loads(sent)[name] for name in ("model", "keep_alive")} == {
+            "model": "beta:q4_0",
+            "keep_alive": -1,
+        }
+        assert [event.model for event in pool.proxy.events] == ["o"]
+        await client.ask(ask("o"))  # at /v1 Ollama has no such field
+        assert "keep_alive" not in json.loads(pool.servers["o"].requests[1][1])
+
+
+async def test_what_a_slot_describes_is_the_slots_by_any_name_that_the_active_backend_has_for_it(
+    tmp_path: Path,
+) -> None:
+    async with pooled(tmp_path, "o") as pool:
+        server = pool.servers["o"]
+        server.reply = OLLAMA_SAYS
+        active = BackendInfo(kind=BackendKind.OLLAMA, address=server.address, up=True)
+        there = [ModelInfo(name=name) for name in ("beta:q4_0", "o:latest", "other")]
+        pool.proxy.path.use_backend(active, there)
+        row = pool.row("o", is_open=False, at_server="beta:q4_0")
+        pool.tell(msgspec.structs.replace(row, backend=active))
+        client = await pool.client()
+        _, _, body = await client.ask(get(b"/v1/models"))
+        assert [model["id"] for model in json.loads(body)["data"]] == ["beta:q4_0", "other", "o"]
+        waiting = [await pool.client() for _ in range(3)]
+        for one, name in zip(waiting, ("o", "o:latest", "beta:q4_0"), strict=True):
+            one.writer.write(ask(name, b"/api/chat", CHAT[:-1] + b',"stream":false}'))
+        await pool.waits("o", 3)
+        assert (await client.ask(ask("other", b"/api/chat", CHAT[:-1] + b',"stream":false}')))[0] == 200
+        pool.tell(pool.row("o", generation=2, at_server="beta:q4_0"))
+        told = [json.loads((await one.answer())[2])["model"] for one in waiting]
+        assert told == ["o", "o:latest", "beta:q4_0"]
+        assert {json.loads(sent)["model"] for _, sent in server.requests} == {"other", "beta:q4_0"}
+
+
 async def test_every_list_has_the_models_of_all_servers(tmp_path: Path) -> None:
     async with pooled(tmp_path, "a", "o") as pool:
         pool.tell(pool.row("a"), pool.row("o", is_open=False))

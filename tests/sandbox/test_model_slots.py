@@ -478,3 +478,45 @@ async def test_the_end_of_hive_up_goes_on_without_a_helper(paths: Paths, caplog:
     assert [record.getMessage().partition(" ")[0] for record in caplog.records if record.name == "hive.up"] == [
         "models_not_stopped"
     ]
+
+
+# --- the sockets' directories ---
+
+
+async def test_each_server_listens_in_a_directory_of_its_own(paths: Paths) -> None:
+    async with helper(paths, "signals"), connected(paths) as daemon:
+        for slot in (A, B):
+            served = await daemon.serving(slot)
+            assert served.socket == ""
+            directory = paths.slot_socket(slot).parent
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            assert [path.name for path in directory.iterdir()] == ["sock"]
+        await daemon.client.slot_stop(A, grace_s=20)
+        assert sorted(path.name for path in paths.slot_sockets.iterdir()) == [B, f"{B}.up"]
+
+
+def test_the_path_of_a_socket_is_no_longer_than_when_all_had_one_directory() -> None:
+    for paths in (Paths(Path("/s"), Path("/run/user/1000/hive")), Paths(Path("/s"), Path("/run/hive"), apart=True)):
+        longest = "a" * 32
+        assert len(os.fsencode(paths.slot_socket(longest))) <= len(os.fsencode(paths.slot_socket_before(longest)))
+
+
+async def test_a_server_of_the_version_before_serves_on_in_its_place_until_it_stops(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had one directory. One that is loaded when Hive is upgraded is taken over; the next start is in the new."""
+    before = str(paths.slot_socket_before(A))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Paths, "slot_socket", Paths.slot_socket_before)
+        async with helper(paths, "signals") as first, connected(paths) as daemon:
+            serving = await daemon.serving()
+            await first.leave()
+    async with helper(paths, "signals"), connected(paths) as daemon:
+        found = (await daemon.client.slots())[A]
+        assert (found.run, found.state, found.socket) == (serving.run, ProcessState.SERVING, before)
+        await daemon.client.slot_stop(A, grace_s=20)
+        assert list(paths.slot_sockets.iterdir()) == []
+        daemon.moved.clear()
+        again = await daemon.serving()
+        assert again.socket == ""
+        assert paths.slot_socket(A).exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hive.backends.entries import entries_of
+from hive.backends.entries import entries_of, started_entries
 from hive.errors import ConfigError
 from hive.files.conf_edit import set_value, unset_value
 from hive.settings.file import FILE_MAX_BYTES, Loaded, load, load_text
@@ -46,7 +46,20 @@ def test_both_places_describe_models(tmp_path: Path) -> None:
         ("[model a b]\nfile = /x\n", "", "hive.conf:1: [model a b]: a model's name is"),
         ("[model a]\nfile = /x\ncontext = -1\n", "", "hive.conf:3: [model a] context: expected"),
         ("[model a]\nfile = /x\nctx = 1\n", "", "hive.conf:3: [model a] ctx: no such key"),
-        ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:3: [model a] backend: expected one of llama, vllm"),
+        ("[model a]\nfile = /x\nbackend = tgi\n", "", "a] backend: expected one of llama, vllm, ollama, found 'tgi'"),
+        ("[model a]\nfile = a:8b\n", "", "hive.conf:2: [model a] file: expected an absolute path, found 'a:8b'"),
+        ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:2: [model a] file: expected the model's name at O"),
+        (
+            "[model a]\nbackend = ollama\ncontext = 9\n",
+            "",
+            "hive.conf:3: [model a] context: Ollama takes it from the m",
+        ),
+        ("[model a+b]\nbackend = ollama\n", "", "[model a+b] file: expected the model's name at Ollama, found 'a+b'"),
+        (
+            "[model a]\nbackend = ollama\n[model b]\nbackend = ollama\nfile = A:latest\n",
+            "",
+            "hive.conf:3: [model b]: it is the model of [model a] at Ollama: it has one description",
+        ),
         ("[model a]\nfile = /x\ncategory = image\n", "", "no server here makes images"),
         ("[model a.b]\nfile = /x\n[model a]\npin = 1\n", "", "hive.conf:3: [model a]: file is missing"),
         ("\n[model a]\nfile = /x\n", '[model.a]\nfile="/y"\n', "described already at {}/hive.conf:2"),
@@ -132,6 +145,13 @@ def test_a_models_setting_is_set_and_taken_back_also_where_its_name_has_dots(tmp
     assert load(conf, env={}).settings.models["llama-3.1:8b"].pin
     unset_value(conf, "model llama-3.1:8b.pin", dry_run=False)
     assert conf.read_text() == "[model llama-3.1:8b]\nfile = /m/l.gguf\n"
+
+
+def test_a_model_of_ollama_is_known_there_by_its_own_name_or_by_its_file() -> None:
+    conf = "[model a:8b]\nbackend = ollama\n[model chat]\nbackend = ollama\nfile = hf.co/x/Y-GGUF:Q4_0\n" + GOOD
+    entries = entries_of(load_text(conf, env={}).settings)
+    assert [entry.at_server for entry in entries.values()] == ["a:8b", "hf.co/x/Y-GGUF:Q4_0", "qwen3:8b"]
+    assert [entry.name for entry in started_entries(entries).values()] == ["qwen3:8b"]  # the helper starts no Ollama's
 
 
 def test_entries_have_the_ids_of_slots_and_what_is_found_comes_after_what_is_described() -> None:

@@ -23,7 +23,7 @@ from hive.host.gpu import GpuHardware, read_gpus
 from hive.host.nvml import SeenGpus
 from hive.host.process import ProcessTable, words_of
 
-_, INFERENCE = RUNTIMES
+_, INFERENCE, MODELS = RUNTIMES
 CONNECT_S = 0.3
 GPU_S = 1.0
 GIB = 1024**3
@@ -125,6 +125,14 @@ def _sockets(directory: Path) -> list[Path]:
         return []
 
 
+def _of_models(subject: Subject) -> list[Path]:
+    """Sockets of the pool's servers, each in a directory of its own."""
+    try:
+        return [path for one in sorted(subject.layout.at(MODELS).iterdir()) for path in _sockets(one)]
+    except OSError:
+        return []
+
+
 def judge_backend(found: BackendInfo | None, addresses: Sequence[str], *, is_needed: bool) -> CheckVerdict:
     if found is None:
         if len(addresses) == 1:
@@ -148,7 +156,7 @@ class BackendPath(NamedTuple):
 
 def look_at_ways(subject: Subject) -> CheckVerdict:
     named = ((subject.health or {}).get("backend") or {}).get("address")
-    sockets = _sockets(subject.layout.at(INFERENCE)) if subject.is_appliance else []
+    sockets = [*_sockets(subject.layout.at(INFERENCE)), *_of_models(subject)] if subject.is_appliance else []
     ways = [_way(address) for address in dict.fromkeys([*map(str, sockets), *([str(named)] if named else [])])]
     isolation = str((subject.health or {}).get("isolation", ""))
     return judge_ways(ways, isolation=isolation)

@@ -47,7 +47,7 @@ class FoundPath(NamedTuple):
 
 # --- the contract ------------------------------------------------------------------------------------------------
 
-RUN, INFERENCE = RUNTIMES
+RUN, INFERENCE, MODELS = RUNTIMES
 TMPFILES_SOURCE = "systemd/tmpfiles.d/hive.conf"
 _FILES = (
     (f"{STATE}/daemon/hive.db", "hive", "hive", 0o600),
@@ -130,6 +130,7 @@ def _appliance_sockets(subject: Subject) -> list[PathRow]:
     directories = [path for path in _entries(top) if path.is_dir() and path.name != _AGENTS]
     found = [PathRow(path / name, *meant) for path in directories for name, meant in _SOCKETS.items()]
     backends = [PathRow(path, *_BACKEND) for path in _entries(subject.layout.at(INFERENCE)) if path.suffix == ".sock"]
+    backends += [PathRow(path / "sock", *_BACKEND) for path in _entries(subject.layout.at(MODELS))]
     agents = [PathRow(path, None, None, None, 0o077) for path in _entries(top / _AGENTS)]
     return [*found, *backends, *agents]
 

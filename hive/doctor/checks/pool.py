@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hive.backends.entries import ModelEntry, entries_of
+from hive.backends.entries import ModelEntry, entries_of, started_entries
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
 
@@ -24,7 +24,7 @@ View = Mapping[str, Any]
 
 
 def look_at_files(subject: Subject) -> CheckVerdict:
-    entries = [*entries_of(subject.settings).values()]
+    entries = [*started_entries(entries_of(subject.settings)).values()]
     return judge_files(entries, {entry.path for entry in entries if _is_there(entry.path)})
 
 
@@ -40,10 +40,10 @@ def _is_there(path: Path) -> bool:
 def judge_files(entries: Sequence[ModelEntry], there: set[Path]) -> CheckVerdict:
     """
     >>> judge_files([], set()).reason
-    'hive.conf describes no model: no [model NAME]'
+    'hive.conf describes no model with a file: no [model NAME]'
     """
     if not entries:
-        return skipped("hive.conf describes no model: no [model NAME]")
+        return skipped("hive.conf describes no model with a file: no [model NAME]")
     missing = [entry for entry in entries if entry.path not in there]
     if missing:
         first = missing[0]
