@@ -91,7 +91,7 @@ class ScriptedTransport(asyncio.Transport):
 
 
 class Outside:
-    """The receiver of what the data path tells; nothing comes of it."""
+    """The receiver of what the data path tells others; nothing comes of it."""
 
     def wake(self, *_: Any) -> None:
         raise AssertionError("nobody sleeps here")
@@ -181,7 +181,7 @@ async def requests(count: int, clock: Clock, *, is_pooled: bool) -> float:
 
 
 def child(count: int, *, is_pooled: bool) -> None:
-    """Sends the requests that are counted; runs in a process of its own."""
+    """The part that is counted: runs in a process of its own."""
     import hive
 
     clock = Clock()

@@ -53,7 +53,7 @@ def hive(*words: str, user: str | None = None) -> Any:
     return json.loads(ran.stdout)
 
 
-def until(what: str, holds: Callable[[], bool], limit_s: float = 30.0) -> float:
+def until(what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> float:
     """Seconds until it held. Raises AssertionError."""
     began = time.monotonic()
     while not holds():

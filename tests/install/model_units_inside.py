@@ -105,8 +105,8 @@ def told_of(process: SlotProcess) -> dict[str, Any]:
 
 
 def writes(pid: int) -> dict[str, str]:
-    """The outcome of writing in the directories of sockets as the unit of this process sees them, its own and others:
-    as root there, so that only what it cannot see or change keeps it off."""
+    """Outcomes of writing in the directories of sockets as the unit of this process sees them, its own and others: as
+    root there, so that only what it cannot see or change keeps it off."""
     other = PATHS.slot_sockets / "other"
     other.mkdir()
     there = [PATHS.slot_socket(A).parent, other, PATHS.slot_sockets, PATHS.slot_socket_before(A).parent]

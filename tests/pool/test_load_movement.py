@@ -1,4 +1,4 @@
-"""Movement of a load: table of what servers look like while they load, second by second."""
+"""The progress of a load: a table of what servers look like while they load, second by second."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PROBED_CPU = 0.008
 
 
 def stood(cpu: float, grows: float, seconds: int = 300, *, bytes: int | None = 500 * MIB) -> float:
-    """Seconds a load stands still at its end, of a server that uses so much of a core and takes so many bytes a
-    second."""
+    """Seconds for which a load stands still at its end, of a server that uses so much of a core and takes so many bytes
+    a second."""
     load = LoadMovement()
     for second in range(seconds):
         at = None if bytes is None else int(bytes + grows * second)

@@ -1,4 +1,4 @@
-"""The payer of a load: the daemon tells the proxy whose demand it was for. Helper and proxy are played."""
+"""The charge of a load: the daemon tells the proxy whose demand it was for. Helper and proxy are played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that an unload takes is learnt, and is what the turns and the printed bound reckon with. Helper and memory are
+"""Times of unloads are learnt, and are what the turns and the printed bound reckon with. Helper and memory are
 played."""
 
 from __future__ import annotations
