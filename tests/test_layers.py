@@ -46,8 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "dialects": LEAVES,
     "client": LEAVES,
     "files": LEAVES | {"host", "store"},
-    "sandbox": LEAVES | {"host", "link"},
-    "sandbox.model_slots": LEAVES | {"host", "link", "sandbox", "backends.entries", "backends.models_dir"},  # its ids
+    "slots": LEAVES | {"host", "link"},
+    "slots.model_slots": LEAVES | {"host", "link", "backends.entries", "backends.models_dir"},  # its ids
+    "sandbox": LEAVES | {"host", "link", "slots"},
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(
@@ -187,6 +188,8 @@ def test_every_room_is_in_the_table() -> None:
         ("wire.http1", "dialects.sse", False, False),
         ("agents.lifecycle", "sandbox.client.Sandbox", False, True),
         ("agents.lifecycle", "sandbox.process", False, False),
+        ("sandbox.server", "slots.model_slots.ModelSlots", False, True),
+        ("slots.slot_units", "sandbox.server", False, False),
         ("demo.server", "wire.http1", False, True),
         ("backends.recognise", "wire.http1", False, False),
         ("backends.recognise", "host.access", False, True),

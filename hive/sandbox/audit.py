@@ -36,7 +36,7 @@ from hive.link.server import peer_of
 from hive.link.slots import SlotPrepare, SlotStart, SlotStop
 from hive.sandbox import home
 from hive.sandbox.log_process import open_log
-from hive.sandbox.slot_run import SLOT_ID
+from hive.slots.slot_run import SLOT_ID
 
 log = logging.getLogger("hive.sandbox")
 audit = logging.getLogger("hive.sandbox.audit")

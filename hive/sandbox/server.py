@@ -60,7 +60,6 @@ from hive.link.message import LinkMessage
 from hive.link.messages import PROTOCOL, Done, Hello
 from hive.link.server import LinkServer
 from hive.link.slots import SlotMoved, SlotProcess
-from hive.sandbox import inference_units, model_slots
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
 from hive.sandbox.docker import DockerRuntime
@@ -68,15 +67,16 @@ from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
 from hive.sandbox.executions import Handed
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.listeners import Listeners, clear_directory
-from hive.sandbox.model_slots import ModelSlots, described
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.slot_sessions import SlotSessions
-from hive.sandbox.slot_units import SlotUnits
 from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
 from hive.sandbox.table import AgentRecords
 from hive.sandbox.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
+from hive.slots import inference_units, model_slots
+from hive.slots.model_slots import ModelSlots, described
+from hive.slots.slot_units import SlotUnits
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

@@ -39,8 +39,8 @@ from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.notify_socket import NotifySocket
 from hive.sandbox.signals import SignalGroup
 from hive.sandbox.slot_records import SlotRecord, SlotRecords
-from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.settings.table import Paths
+from hive.slots.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
 from hive.tasks import spawn as spawn_task
 
 log = logging.getLogger("hive.sandbox")

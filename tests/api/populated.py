@@ -40,12 +40,12 @@ from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
 from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
 from hive.sandbox.allowed import Allowed
-from hive.sandbox.model_slots import ModelSlots
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
+from hive.slots.model_slots import ModelSlots
 from hive.store import jobs, usage
 from hive.store.database import Database
 from hive.store.jobs import StoredJob

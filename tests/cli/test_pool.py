@@ -18,11 +18,11 @@ from hive.cli.call import COMPLETED_WITHIN_S
 from hive.cli.following import error_of
 from hive.domain import RuntimeKind
 from hive.link.requests import QueueIs, QueueView, UnderWay
-from hive.sandbox.model_slots import ModelSlots
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.pool import ModelRow, PoolSection
+from hive.slots.model_slots import ModelSlots
 from tests import llama
 from tests.cli.conftest import SETTINGS
 from tests.control.box import Box

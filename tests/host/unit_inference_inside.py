@@ -22,8 +22,8 @@ from hive.control.backend_candidates import ServiceCandidates, service
 from hive.domain import BackendKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 from hive.sandbox.client import SandboxClient
-from hive.sandbox.inference_units import UNITS
 from hive.settings.table import InferenceSection
+from hive.slots.inference_units import UNITS
 from tests.host.unit_agents import PATHS, Connect
 from tests.sandbox.harness import Daemon, until
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from hive.errors import HiveError
 from hive.link.slots import AskSlotLog, AskSlots, ProcessState, SlotGrant, SlotPrepare, SlotProcess, SlotStart, SlotStop
-from hive.sandbox.model_slots import ModelSlots
-from hive.sandbox.slot_units import SlotUnits
 from hive.settings.table import Paths
+from hive.slots.model_slots import ModelSlots
+from hive.slots.slot_units import SlotUnits
 from tests.install.inference_units_inside import install, run
 
 A, B, C = "model-a-00000001", "b-00000002", "c-00000003"

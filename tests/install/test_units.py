@@ -22,8 +22,8 @@ from hive.cli.lazy import LazyGroup
 from hive.cli.main import root
 from hive.files.secrets import SECRETS
 from hive.proxy.server import HANDED
-from hive.sandbox.slot_units import unit_of_slot
 from hive.settings.table import Paths, Settings
+from hive.slots.slot_units import unit_of_slot
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = {path.name: path for path in sorted(SYSTEMD.iterdir()) if path.suffix in (".service", ".socket", ".target")}

@@ -13,11 +13,11 @@ from pathlib import Path
 from hive.host.cgroup import Subtree
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.sandbox.client import SandboxClient
-from hive.sandbox.model_slots import ModelSlots
 from hive.sandbox.process import log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.table import Paths
+from hive.slots.model_slots import ModelSlots
 from tests.sandbox.harness import alive, runtimes, until
 
 SERVER = Path(__file__).parents[1] / "fakes" / "scripted_server.py"

@@ -18,10 +18,10 @@ import pytest
 from hive.errors import BadRequest, ConfigError, NotFound, NotPermitted, NotSupported
 from hive.host.process import identify
 from hive.link.slots import ProcessState, SlotGrant, SlotStart
-from hive.sandbox.model_slots import described
 from hive.sandbox.server import HelperServer
 from hive.settings.pool import slot_id
 from hive.settings.table import Paths
+from hive.slots.model_slots import described
 from hive.up import ending
 from tests import llama
 from tests.sandbox.harness import alive, runtimes, until

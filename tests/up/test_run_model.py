@@ -15,10 +15,10 @@ from hive.backends.backend import open_backend
 from hive.errors import BadRequest, DependencyDown, NotFound
 from hive.host.process import children_of, read_stat
 from hive.link.slots import mark_of
-from hive.sandbox.model_slots import described
 from hive.settings.file import load
 from hive.settings.pool import slot_id
 from hive.settings.table import Paths
+from hive.slots.model_slots import described
 from hive.up.run_model import entry_of, read_grant
 from tests.control.box import until
 from tests.pooling.sleep_world import SERVER, model_directory

@@ -14,7 +14,7 @@ from hive.host import systemd
 from hive.link.helper import AskBackend, AskBackendLog, BackendIs, BackendLog, BackendStart, BackendStop
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
-from hive.sandbox.unit_groups import UnitGroups
+from hive.slots.unit_groups import UnitGroups
 
 UNITS: dict[BackendKind, str] = {
     BackendKind.OLLAMA: "hive-inference.service",

@@ -34,8 +34,10 @@ from hive.link.slots import (
     SlotStart,
     SlotStop,
 )
-from hive.sandbox.inference_units import GRACE_MAX_S, LOG_LINES_MAX
-from hive.sandbox.slot_run import (
+from hive.settings.file import load
+from hive.settings.table import Paths
+from hive.slots.inference_units import GRACE_MAX_S, LOG_LINES_MAX
+from hive.slots.slot_run import (
     SLOT_ID,
     RunningSlot,
     SlotEnd,
@@ -44,9 +46,7 @@ from hive.sandbox.slot_run import (
     check_grant,
     check_id,
 )
-from hive.sandbox.waiting_supervisor import WaitingSupervisor
-from hive.settings.file import load
-from hive.settings.table import Paths
+from hive.slots.waiting_supervisor import WaitingSupervisor
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

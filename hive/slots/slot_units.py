@@ -18,10 +18,10 @@ from hive.errors import HiveError, NotFound, TimedOut
 from hive.host import systemd
 from hive.host.process import Identity, identify
 from hive.link.slots import ProcessState, SlotGrant
-from hive.sandbox.inference_units import BEGAN, CLOCKS_S
-from hive.sandbox.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
-from hive.sandbox.unit_groups import UnitGroups
 from hive.settings.table import Paths
+from hive.slots.inference_units import BEGAN, CLOCKS_S
+from hive.slots.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of
+from hive.slots.unit_groups import UnitGroups
 from hive.tasks import spawn
 
 UNIT = "hive-model@{}.service"

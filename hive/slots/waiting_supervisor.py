@@ -15,8 +15,8 @@ from pathlib import Path
 from hive.errors import HiveError
 from hive.host import files
 from hive.link.slots import mark_of
-from hive.sandbox.slot_run import SLOT_ID, RunningSlot, SlotStarter
 from hive.settings.table import Paths
+from hive.slots.slot_run import SLOT_ID, RunningSlot, SlotStarter
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

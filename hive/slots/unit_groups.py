@@ -7,7 +7,7 @@ from pathlib import Path
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1
 from hive.host.memory_group import held_by_group, held_by_processes
 from hive.host.process import ProcessTable
-from hive.sandbox.slot_run import SlotUse
+from hive.slots.slot_run import SlotUse
 
 
 class UnitGroups:
