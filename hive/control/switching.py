@@ -66,6 +66,8 @@ FREE_LOOK_S = 0.25
 TOKEN_MIN_S = 10.0
 """One token may take this long, however little of the time for all looks is left: a model may have to be loaded."""
 HELPER_AGAIN_S = 1.0
+STARTS_WITHIN_S = 600.0
+"""A large model may take so long to be loaded; nothing else moves in its memory meanwhile."""
 ROOM_SOON_S = 5.0
 """A service that has waited for memory of the pool for so long is said to wait."""
 
@@ -273,8 +275,10 @@ class Switcher:
             self.not_started = None
 
     async def _until_it_serves(self, services: ServiceCandidates, target: Target) -> None:
-        """Has the service charged what it takes once it answers, and nothing any more where it never will."""
-        while not self._active.up and self._switch is None:
+        """Has the service charged what it takes once it answers, and nothing any more where it never will. One that
+        does not answer for long holds up no model any more, and is charged what it is seen to take."""
+        until = time.monotonic() + STARTS_WITHIN_S
+        while not self._active.up and self._switch is None and time.monotonic() < until:
             if await services.why_dead(target):
                 self._room.gone(target.kind)
                 return

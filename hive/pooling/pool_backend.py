@@ -37,7 +37,8 @@ RUNNING = ("active", "activating", "reloading")
 
 class BackendSlot:
     """One service as the books have it. `grants`: its charges; `why_not`: the reason that it was given no room;
-    `serves_at`: since when it answers, None if it does not. It is ready once what it takes was measured."""
+    `serves_at`: since when it answers, None if it does not. It is ready then, but where nothing told its need
+    (`need_bytes` None) only once what it takes was measured."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -138,15 +139,16 @@ class PoolBackends:
         return tuple(slot.facts(accounts, models, rules) for slot in self._slots.values())
 
     def did(self, move: object) -> bool:
-        """Takes a move of the decider if it is about a service: that it may start, or that it may not."""
-        slot = next((slot for slot in self._slots.values() if slot.id == getattr(move, "slot", "")), None)
+        """Takes a move of the decider if it says that a service may start, or that it may not."""
+        if not isinstance(move, LoadSlot | RefuseWaiting):
+            return False
+        slot = next((slot for slot in self._slots.values() if slot.id == move.slot), None)
         if slot is None:
             return False
-        match move:
-            case LoadSlot(grants=grants):
-                slot.state, slot.grants, slot.moved_at, slot.why_not = SlotState.LOADING, grants, time.monotonic(), ""
-            case RefuseWaiting(why=why):
-                slot.state, slot.why_not = SlotState.FAILED, why
+        if isinstance(move, LoadSlot):
+            slot.state, slot.grants, slot.moved_at, slot.why_not = SlotState.LOADING, move.grants, time.monotonic(), ""
+        else:
+            slot.state, slot.why_not = SlotState.FAILED, move.why
         self._tell()
         return True
 
@@ -230,6 +232,8 @@ class PoolBackends:
         """The service answers: from now on it is charged what it takes."""
         if (slot := self._slots.get(kind)) is not None and slot.serves_at is None:
             slot.serves_at = time.monotonic()
+            if slot.need_bytes is not None and slot.state is SlotState.LOADING:
+                slot.state = SlotState.READY
             self._looked_at = float("-inf")
             self._tell()
 

@@ -46,7 +46,7 @@ class PooledServers(PlayedServers):
     async def slot_start(self, id: str, grant: SlotGrant) -> SlotProcess:
         if id not in self._servers:
             socket = self._box.paths.slot_socket(id)
-            socket.parent.mkdir(exist_ok=True)
+            socket.parent.mkdir(parents=True, exist_ok=True)
             socket.unlink(missing_ok=True)
             self._servers[id] = Server(id.rpartition("-")[0], generates=True)
             await self._servers[id].start(str(socket))

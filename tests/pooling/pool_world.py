@@ -20,6 +20,7 @@ from hive.audit.jobs import Jobs
 from hive.backends.entries import ModelEntry, entries_of
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import LinkLost
+from hive.link.helper import BackendIs
 from hive.link.pool import (
     CrashBlame,
     LoadCharged,
@@ -74,6 +75,8 @@ class PlayedServers:
         self.last: dict[str, list[str]] = {}
         self.load_s = self.unload_s = 0.0
         self.is_there = True
+        self.services: dict[str, BackendIs] = {}
+        """The services of `hive backend` that run, by kind."""
         self._runs = count(1)
 
     def _check(self) -> None:
@@ -109,6 +112,10 @@ class PlayedServers:
         self.stopped.append(id)
         await asyncio.sleep(self.unload_s)
         self.processes.pop(id, None)
+
+    async def look_at_backend(self, kind: str) -> BackendIs:
+        self._check()
+        return self.services.get(kind, BackendIs(unit=f"{kind}.service", state="inactive"))
 
     def serve(self, id: str) -> None:
         if id in self.processes:
