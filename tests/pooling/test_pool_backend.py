@@ -1,5 +1,5 @@
-"""The services of `hive backend` in the books of the pool. Helper, proxy and memory are played (pool_world.py); switches
-are in tests/control/test_switching_with_models.py."""
+"""The services of `hive backend` in the books of the pool. Helper, proxy and memory are played (pool_world.py);
+switches are in tests/control/test_switching_with_models.py."""
 
 from __future__ import annotations
 
