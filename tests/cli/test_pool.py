@@ -46,7 +46,7 @@ class PoolOfTwo(Box):
         def command(slot: str) -> Sequence[str]:
             socket = str(self.paths.slot_socket(slot))
             server = [str(llama.program()), "-m", str(file), "--host", socket, "--ctx-size", "256", "--no-warmup"]
-            return [sys.executable, "-P", "-c", SUPERVISOR, socket, *server]
+            return [sys.executable, "-P", "-c", SUPERVISOR, str(self.paths.slot_grant(slot)), "60", socket, *server]
 
         pipes = log_pipes_of(self.paths, 100_000)
         self.helper = HelperServer(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -289,9 +290,14 @@ async def test_who_is_turned_away_reads_why_even_after_a_long_upload(short_path:
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000
         )
-        assert await asyncio.wait_for(reader.read(), 5) == no_room()
+        assert undated(await asyncio.wait_for(reader.read(), 5)) == undated(no_room())
         writer.close()
         await until(lambda: connection_limits._TurnedAway.waiting == 0)
+
+
+def undated(answer: bytes) -> bytes:
+    """The answer without its date: a second may end between two of them."""
+    return re.sub(rb"date: [^\r]+", b"date", answer)
 
 
 async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(short_path: Path) -> None:
@@ -302,8 +308,8 @@ async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(
             client.connect(path)
         await until(lambda: connection_limits._TurnedAway.waiting == TURNED_AWAY_MAX)
         await asyncio.sleep(0)
-        answers = [client.recv(4096) for client in clients]
-        assert answers == [no_room()] * len(clients)
+        answers = [undated(client.recv(4096)) for client in clients]
+        assert answers == [undated(no_room())] * len(clients)
         assert open_descriptors() - before <= len(clients) + TURNED_AWAY_MAX
         for client in clients:
             client.close()

@@ -278,6 +278,7 @@ def test_after_every_commit_it_says_what_the_database_does(commits: list[list[tu
         patch.setattr(second_copy, "COMPACT_BYTES", 2000)
         copy = second_copy.SecondCopy(path, conn)
         copy.begin(conn)
+        found = None
         for works in commits:
             conn.execute("BEGIN IMMEDIATE")
             for kind, number in works:
