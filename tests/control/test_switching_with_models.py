@@ -4,6 +4,7 @@ helper's slots and the GPU are played. Each model of the pool is a server on a u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
@@ -122,25 +123,34 @@ class PooledServicesBox(ServicesBox):
         return str(answer.json()["choices"][0]["message"]["content"])
 
 
+@contextlib.asynccontextmanager
+async def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PooledServicesBox]:
+    """A box with its directories; nothing of it is left at the end."""
+    monkeypatch.setattr("hive.pooling.pool_backend.LOOK_S", 0.05)
+    box = PooledServicesBox(directory, monkeypatch)
+    box.paths.state.mkdir()
+    box.paths.runtime.mkdir()
+    try:
+        yield box
+    finally:
+        await box.end()
+        box.servers.stop()
+        for server in box.units.running.values():
+            server.stop()
+
+
 @pytest.fixture
 async def hive(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PooledServicesBox]:
     """llama is chosen and runs; both models are loaded beside it: 30, 20 and 40 of 100 MiB."""
-    monkeypatch.setattr("hive.pooling.pool_backend.LOOK_S", 0.05)
-    box = PooledServicesBox(short_path, monkeypatch)
-    box.paths.state.mkdir()
-    box.paths.runtime.mkdir()
-    await box.record(LLAMA)
-    await box.start_helper()
-    await box.start_daemon()
-    await box.start_real_proxy()
-    await until(lambda: box.inference()["running"])
-    await until(lambda: box.charged_mb() == {"the llama of `hive backend`": 30})
-    assert (await box.served_by(SMALL), await box.served_by(LARGE)) == (SMALL, LARGE)
-    yield box
-    await box.end()
-    box.servers.stop()
-    for server in box.units.running.values():
-        server.stop()
+    async with opened(short_path, monkeypatch) as box:
+        await box.record(LLAMA)
+        await box.start_helper()
+        await box.start_daemon()
+        await box.start_real_proxy()
+        await until(lambda: box.inference()["running"])
+        await until(lambda: box.charged_mb() == {"the llama of `hive backend`": 30})
+        assert (await box.served_by(SMALL), await box.served_by(LARGE)) == (SMALL, LARGE)
+        yield box
 
 
 async def test_a_service_is_booked_as_what_it_takes_and_is_not_foreign(hive: PooledServicesBox) -> None:
@@ -304,23 +314,14 @@ async def test_at_the_start_a_service_waits_until_there_is_room_for_it(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers of an earlier daemon hold the memory: one that is not pinned leaves, nothing is overbooked."""
-    monkeypatch.setattr("hive.pooling.pool_backend.LOOK_S", 0.05)
-    box = PooledServicesBox(short_path, monkeypatch)
-    box.paths.state.mkdir()
-    box.paths.runtime.mkdir()
-    await box.record(VLLM)
-    for name in (SMALL, LARGE):
-        await box.servers.slot_start(slot_id(name), SlotGrant(accounts={GPU: SIZES[name]}, generation=3))
-        box.servers.serve(slot_id(name))
-    await box.start_helper()
-    await box.start_daemon()
-    await box.start_real_proxy()
-    try:
+    async with opened(short_path, monkeypatch) as box:
+        await box.record(VLLM)
+        for name in (SMALL, LARGE):
+            await box.servers.slot_start(slot_id(name), SlotGrant(accounts={GPU: SIZES[name]}, generation=3))
+            box.servers.serve(slot_id(name))
+        await box.start_helper()
+        await box.start_daemon()
+        await box.start_real_proxy()
         await until(lambda: box.units.calls == ["start vllm"])
         assert sorted(box.servers.stopped) == sorted([slot_id(SMALL), slot_id(LARGE)])
         await until(lambda: box.charged_mb() == {"the vllm of `hive backend`": 60})
-    finally:
-        await box.end()
-        box.servers.stop()
-        for server in box.units.running.values():
-            server.stop()
