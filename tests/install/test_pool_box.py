@@ -157,22 +157,15 @@ def test_a_switch_makes_models_of_other_kinds_leave_and_the_pinned_come_back(sec
     assert second_boot["switched"]["left for it"] == [True, True]
 
 
-def test_a_switch_for_which_pins_leave_no_room_goes_back_and_touches_none(second_boot: Seen) -> None:
-    code, said, running, _ = second_boot["switched"]["no room"]
-    assert (code, running) == (6, ["demo"]), said
-    assert "there is no room for it" in said
-    assert "alpha, beta" in said
-    assert second_boot["switched"]["kept"]
-
-
-def test_a_service_is_in_the_books_beside_the_models_also_after_kill_9_of_the_daemon(second_boot: Seen) -> None:
+def test_models_of_the_kind_that_is_switched_to_stay_where_there_is_room_and_the_service_is_in_the_books(
+    second_boot: Seen,
+) -> None:
     code, said, running, booked = second_boot["switched"]["llama"]
     assert (code, running) == (0, ["llama"]), said
     assert booked["llama"] > 0
-    assert second_boot["switched"]["after"] == {"alpha": "ready", "beta": "cold", "gamma": "cold"}
+    assert second_boot["switched"]["kept"]
     assert second_boot["switched"]["alpha"] == [200, "alpha"]
-    assert second_boot["switched"]["booked"] == ["llama", "llama"]
-    code, said, running, _ = second_boot["switched"]["back to demo"]
+    code, said, running, _ = second_boot["switched"]["back to demo"]  # after kill -9 of the daemon
     assert (code, running) == (0, ["demo"]), said
 
 
