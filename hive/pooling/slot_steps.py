@@ -45,8 +45,9 @@ BACK_LOOK_S = 0.05
 """Between two looks whether a server's memory is back."""
 AGAIN_S = 0.5
 ASK_AGAIN_S = 0.1
-TAKEN_OVER_S = 60.0
-"""A server that works already may answer questions so late."""
+ANSWERS_WITHIN_S = 60.0
+"""A server that works already, or has served for a moment only, may answer questions so late: vLLM's first answers took
+seconds on a busy machine."""
 CPU_MOVED_S = 0.01
 """A server that has used less between two looks has not computed."""
 PROFILE = TimeoutProfile()
@@ -161,7 +162,7 @@ class SlotSteps:
             if is_new:
                 slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
-            backend, models = await self._told(slot, within_s=0.0 if is_new else TAKEN_OVER_S)
+            backend, models = await self._told(slot, within_s=ANSWERS_WITHIN_S)
             if is_new:
                 await self.sleep.ask(slot)
             elif await self.sleep.found(slot, backend, models):
