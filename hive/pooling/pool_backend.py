@@ -35,6 +35,15 @@ UNMEASURED_S = 15.0
 RUNNING = ("active", "activating", "reloading")
 
 
+def service_id(kind: str) -> str:
+    """The id of a service in the books; no model's id holds a colon.
+
+    >>> service_id(BackendKind.OLLAMA)
+    'backend:ollama'
+    """
+    return f"backend:{kind}"
+
+
 class BackendSlot:
     """One service as the books have it. `grants`: its charges; `why_not`: the reason that it was given no room;
     `serves_at`: since when it answers, None if it does not. It is ready then, but where nothing told its need
@@ -42,7 +51,7 @@ class BackendSlot:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.id = f"backend:{kind}"
+        self.id = service_id(kind)
         self.model = f"the {kind} of `hive backend`"
         self.state = SlotState.COLD
         self.grants: tuple[Grant, ...] = ()
@@ -238,10 +247,10 @@ class PoolBackends:
             self._tell()
 
     def stopped(self, kind: str) -> BackendSlot | None:
-        """The service has ended, and its memory comes back: the slot while that is waited for."""
+        """The service has ended, and its memory comes back: the slot while that is waited for, None if it held none.
+        `gone` follows."""
         slot = self._slots.get(kind)
         if slot is None or not slot.grants:
-            self.gone(kind)
             return None
         slot.state, slot.moved_at, slot.wanted_at, slot.pids = SlotState.STOPPING, time.monotonic(), None, []
         slot.serves_at = None
@@ -290,7 +299,7 @@ def service_entry(kind: str, inference: InferenceSection) -> ModelEntry | None:
     if kind != BackendKind.LLAMA or not path.endswith(GGUF):
         return None
     row = ModelRow(backend=kind, file=path, context=inference.llama_context, parallel=inference.llama_parallel)
-    return ModelEntry(id=f"backend:{kind}", name=kind, kind=kind, path=Path(path), row=row, origin="[inference]")
+    return ModelEntry(id=service_id(kind), name=kind, kind=kind, path=Path(path), row=row, origin="[inference]")
 
 
 def _process(slot: BackendSlot) -> SlotProcess:

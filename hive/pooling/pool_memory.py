@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from hive.domain import BackendKind
 from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.memory_box import BoxMemory, read_box
 from hive.host.nvml import PROCESSES_MAX, ProcessOnGpu, SeenGpus
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import foreign_peak
 from hive.pool.state import CPU, MIB, Grant, MemoryAccount
+from hive.pooling.pool_backend import service_id
 from hive.settings.table import Settings
 
 GONE_S = 60.0
@@ -27,8 +29,7 @@ FOREIGN_S = 600.0
 """The peak of foreign memory is that of the last ten minutes: what was there once makes no GPU smaller for ever."""
 LINGER_S = 2.0
 """Besides `[pool] free_s`: two looks and the age of an answer."""
-OLLAMA_SERVICE = "backend:ollama"
-"""The slot of Hive's own Ollama (pool_backend.py)."""
+OLLAMA_SERVICE = service_id(BackendKind.OLLAMA)
 HOST_MEMORY = "host memory"
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's own (PROC_PID_INIT_INO). NVIDIA's driver tells the pids of that one, wherever it is asked."""

@@ -216,8 +216,10 @@ class ModelPool:
             self._reading_files = spawn(self._read_files(), name="models' files")  # a disk that hangs holds up nothing
         self._changed.clear()
         until = self._decide()
-        self._prepare()
-        self._tell()
+        now = time.monotonic()
+        facts = self.facts(now)
+        self._prepare(facts, now)
+        self._tell(facts, now)
         self._passed.set()
         self._passed = asyncio.Event()
         wait_s = LOOK_S if self._is_busy else IDLE_LOOK_S
@@ -426,9 +428,7 @@ class ModelPool:
             slot.told_row, slot.told_at = row, now
             self._proxy_link.slot_is(row)
 
-    def _tell(self) -> None:
-        now = time.monotonic()
-        facts = self.facts(now)
+    def _tell(self, facts: PoolFacts, now: float) -> None:
         for slot in self.slots.values():
             self._say(slot, facts, now)
 
@@ -499,14 +499,11 @@ class ModelPool:
         log.error("pool_moves_without_end last=%s", move)
         return time.monotonic() + LOOK_S
 
-    def _prepare(self) -> None:
+    def _prepare(self, facts: PoolFacts, now: float) -> None:
         """Has a supervisor wait for the load that comes next."""
         if self._adopted.is_set() and not self._is_closing:
-            now = time.monotonic()
             is_wanted = self._settings().pool.prepare
-            self._preparing.want(
-                next_up(self.facts(now), now, self.slots) if is_wanted else "", at_once=bool(self._claims)
-            )
+            self._preparing.want(next_up(facts, now, self.slots) if is_wanted else "", at_once=bool(facts.claims))
 
     def _revive(self, now: float) -> None:
         """Slots that were given up are tried again after a while; refused waits are looked at again."""
@@ -533,7 +530,7 @@ class ModelPool:
         return ""
 
     def _do(self, move: Move, now: float) -> None:
-        if isinstance(move, LoadSlot):
+        if isinstance(move, LoadSlot | DropClaim):
             self._claims = tuple(claim for claim in self._claims if claim.slot != move.slot)
         if self.backends.did(move):
             return
@@ -565,13 +562,11 @@ class ModelPool:
             case CutSlot(slot=id):
                 self.slots[id].was_cut = True  # the proxy does it by itself, after the same time
                 self.counts.cut()
-            case DropClaim(slot=id):
-                self._claims = tuple(claim for claim in self._claims if claim.slot != id)
             case RefuseWaiting(slot=id, why=why):
                 self._refuse(self.slots[id], why)
             case SleepSlot(slot=id, level=level, why=why):
                 self.steps.sleep.fall_asleep(self.slots[id], level, why)
-            case Rest():
+            case DropClaim() | Rest():
                 return
 
     def _turn_ends_at(self, slot: PooledSlot) -> float:

@@ -162,7 +162,7 @@ class SlotSteps:
             if is_new:
                 slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
-            backend, models = await self._told(slot, within_s=ANSWERS_WITHIN_S)
+            backend, models = await self._told(slot)
             if is_new:
                 await self.sleep.ask(slot)
             elif await self.sleep.found(slot, backend, models):
@@ -227,14 +227,14 @@ class SlotSteps:
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
-    async def _told(self, slot: PooledSlot, *, within_s: float) -> tuple[BackendInfo, list[ModelInfo]]:
+    async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
         """The server and its model as it describes them; the size and the digest of the entry's file stay."""
-        until = time.monotonic() + within_s
+        until = time.monotonic() + ANSWERS_WITHIN_S
         while True:
             try:
                 backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
                 break
-            except BackendTimeout:  # one that an earlier daemon started is perhaps busy
+            except BackendTimeout:
                 if time.monotonic() >= until:
                     raise
         info = self._pool.model_info(slot.entry)
