@@ -99,9 +99,10 @@ class Outside:
     def tell_quiet(self, _: str) -> None:
         return
 
-    def record(self, _: Any, then: Any = None) -> None:
+    def record(self, _: Any, then: Any = None) -> int:
         if then is not None:
             asyncio.get_running_loop().call_soon(then)
+        return 0
 
 
 async def requests(count: int, clock: Clock, *, is_pooled: bool) -> float:

@@ -245,6 +245,11 @@ TABLE: dict[str, Row] = {
     "disk_nearly_full": _error("the disk of {path} has {free_bytes:MiB} left: writes fail soon", _DISK),
     "usage_waits_for_disk": _error("usage waits, it cannot be written: {why}", _DISK),
     "usage_waits": _error("usage waits, it cannot be written: {why}", "{hive:doctor sqlite disk}"),
+    "speculation_costs": _warning(
+        "speculation of {model} costs more than it gives: {percent} % of its drafted tokens were accepted in 10 minutes"
+        "{more:? (and * more)}",
+        "hive config show --origin  # another draft, or speculative = none",
+    ),
     "backend_switching": _warning("switching to {to}: requests for the model wait", "{hive:backend status}"),
     "no_backend_installed": _error(
         "no inference server was started: none is installed where hive.conf says "
@@ -366,6 +371,19 @@ TABLE: dict[str, Row] = {
         "{model} needs {need_bytes:GiB}, and there are {most_bytes:GiB} for all models{more:? (and * more)}",
         "{hive:pool explain {model:quote}}  # another quantization, or a smaller context, needs less",
     ),
+    "speculation_without_numba": _error(
+        "{model} is to draft by ngrams, and the vLLM at {program} has no numba: it ends within its start",
+        "pip install numba  # into the environment of {program:quote}",
+    ),
+    "speculation_other_vocabulary": _error(
+        "the draft of {model} has a vocabulary of {draft} tokens, and the model one of {tokens}",
+        "hive config show --origin  # name a draft of the model's own family",
+    ),
+    "lease_overdue": _warning(
+        "lease {lease} ({label}) of {user} was not renewed, and its {mb} MiB are not seen to be free"
+        "{more:? (and * more)}: they are given to nobody",
+        "{hive:lease end {lease}}  # once its holder has ended; a renewal takes it back",
+    ),
     "pool_unmeasured": _warning(
         "{gpu} does not tell its memory{more:? (and * more)}: what is loaded there follows the books alone",
         "{hive:doctor gpu}",
@@ -402,6 +420,11 @@ TABLE: dict[str, Row] = {
     "policy_empty": _error(
         "[sandbox] policy is empty: the helper runs whatever program an operator asks for",
         "hive config set sandbox.policy /etc/hive/sandbox.toml",
+    ),
+    "rules_wrong": _error("{why}: nothing governed is done until it is right", "{hint}"),
+    "rules_open": _warning(
+        "{path} leaves to roles alone: {operations:, }",
+        "add [rules.default] to it, and threshold = 0 where a role is enough",
     ),
     "docker_open": _error(
         "every user may write {path}, and so become root",

@@ -12,10 +12,12 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -28,25 +30,30 @@ from hive.agents.transition_lock import outcome_of
 from hive.api.failures import Failures
 from hive.api.middleware import TcpEntry
 from hive.api.server import ApiServer, Tcp, serve
+from hive.api.services import Services
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Jobs
 from hive.backends.ask import parse_address
-from hive.backends.entries import entries_of
+from hive.backends.entries import ModelEntry, entries_of
 from hive.backends.kinds import spec_of
 from hive.backends.models_dir import ModelsDir, place_of
+from hive.backends.slot_place import with_slot_place
 from hive.backends.switch import Target
-from hive.control import secret_files
+from hive.control import cloud, secret_files
 from hive.control.active_backend import Active
 from hive.control.agent_views import AgentViews
 from hive.control.api_tokens import LiveTokens
 from hive.control.backend_candidates import Choices, RunningCandidates, ServiceCandidates, service
+from hive.control.budgets import BudgetReport
 from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.external_agents import WithElsewhere
+from hive.control.governance import Governor
 from hive.control.health import HealthReport
 from hive.control.hosts import hosts_of
 from hive.control.kept_responses import KeptResponses
+from hive.control.left_box import EVENT, LeftBox
 from hive.control.listening import ListenPlace, WantedAddress, listen
 from hive.control.message_delivery import MessageDelivery
 from hive.control.metrics import Scraper
@@ -54,17 +61,19 @@ from hive.control.models import Models
 from hive.control.prewarming import Prewarmer
 from hive.control.recorded import PROXY_PORT, read_recorded
 from hive.control.registration import AgentRegistry
+from hive.control.runner_counts import RunnerCounts
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
-from hive.control.services import Services
+from hive.control.speculation import SpeculationWatch
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
+from hive.control.task_report import TaskReport
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
 from hive.domain import ALIVE, Agent, AgentStatus, BackendKind, Isolation, UsageEvent
-from hive.errors import ConfigError, HiveError
+from hive.errors import ConfigError, DependencyDown, HiveError, Saturated
 from hive.host import accounts, parent
 from hive.host.access import RemoteAccess, access_of
 from hive.host.cgroup import Subtree
@@ -73,23 +82,40 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.lifecycle.cache_flush import CacheFlusher
+from hive.lifecycle.deployment_watch import DeploymentWatch
+from hive.lifecycle.load_anew import LONGEST_S
+from hive.lifecycle.load_tasks import LoadTasks
+from hive.lifecycle.memory_split import MemorySplit
+from hive.lifecycle.parking import Parking
+from hive.lifecycle.runner import RunnerDesk
+from hive.lifecycle.runner_views import RunnerViews, measured_bytes
+from hive.lifecycle.signed_loads import LoadApprovals
 from hive.link.helper import Ended
-from hive.link.link import LinkReply
-from hive.link.messages import AgentRow, DaemonTable, Done, Marks, Open, ProxyTable, Refused
+from hive.link.leases import LeaseHolder
+from hive.link.link import LinkReply, failed
+from hive.link.messages import AgentRow, DaemonTable, Done, Failed, Marks, Open, ProxyTable, Refused
+from hive.link.parking import UseParked
 from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
+from hive.link.runner import CALLS_MAX, RunnerCall, RunnerTokens, TokenRow
 from hive.link.slots import SlotProcess
-from hive.link.usage import UsageBatch
+from hive.link.usage import AskSpent, SpentIs, UsageBatch
+from hive.pooling.deployments import Deployments
+from hive.pooling.entry_facts import FileFacts
 from hive.pooling.footprints import Footprints
+from hive.pooling.lease_desk import LeaseDesk
+from hive.pooling.leases import PoolLeases
 from hive.pooling.ollama_slots import OllamaSlots, ollama_address
 from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_memory import PoolMemory
 from hive.pooling.pool_orders import PoolOrders, why_off
 from hive.pooling.pooling import ModelPool
+from hive.pooling.remote_slots import RemoteSlots, address_of
 from hive.pooling.slot_servers import OneOfTwo
 from hive.sandbox.client import SandboxClient
-from hive.settings.file import SettingOrigin
+from hive.settings.file import Loaded, SettingOrigin
 from hive.settings.table import Paths, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
@@ -121,23 +147,31 @@ class Daemon:
         run: str = "",
         origins: Mapping[str, SettingOrigin] | None = None,
         api: WantedAddress | None = None,
+        rules: Path | None = None,
+        config_file: Path | None = None,
     ) -> None:
         """Opens the database and makes every service, in their order; nothing is begun. Blocks, on a running loop.
 
         Raises WrongState where another daemon has the state directory, ConfigError, NotPermitted, StoreFull.
 
         `origins`: where each of the settings comes from, by `section.key`. `api`: where the API is on TCP too.
+        `rules`: the file governance.toml, whether or not there is one. `config_file`: the one the settings are of.
 
         `freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
 
         `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
         """
+        settings, no_slots = with_slot_place(settings, is_apart=paths.apart)
+        if no_slots:
+            log.warning("parking_off reason=%r", no_slots)
         self._paths = paths
         self._settings = settings
+        self._config_file = config_file
         self._accounts = accounts.appliance() if paths.apart else accounts.own()
         self._api_wanted = api
         self._api_at = ListenPlace(settings.api.listen)
         self._api: ApiServer | None = None
+        self._runner_calls = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconciled = asyncio.Event()
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
@@ -157,9 +191,12 @@ class Daemon:
 
         # What the daemon counts and writes, and its links with proxy and helper.
         self._counters = Counters(recorded.agents, recorded.used)
+        self._left_box = LeftBox(self._note_left)
+        self._runner_counts = RunnerCounts()
         self._live = Live(redis, on_new_run=self._say_to_redis)
         self._audit_log = AuditLog(self._database, self._live)
         self._api_tokens = LiveTokens(self._database, internal=self._internal_token, api_token=api_token)
+        self._api_tokens.on_change = self._tell_tokens
         self._proxy_link = ProxyGates(epoch=self.epoch, events=self)
         self._usage = UsageConsumer(
             self._live,
@@ -175,6 +212,7 @@ class Daemon:
             on_thawed_alone=self._thawed_alone,
             on_connected=self._helper_here,
             on_slot_moved=self._slot_moved,
+            on_holder_moved=self._holder_moved,
         )
         self._runtimes = RuntimeWatch(self._helper)
 
@@ -194,11 +232,18 @@ class Daemon:
             own_networks=isolation is Isolation.FULL,
         )
         self.roster = Roster(self.effects, lives)
+        self._budgets = BudgetReport(
+            database=self._database,
+            roster=self.roster,
+            audit_log=self._audit_log,
+            settings=lambda: self.effects.settings,
+        )
         self._responses = KeptResponses(
             ResponsesFile(paths.responses),
             is_there=lives.__contains__,
             settings=lambda: self.effects.settings.proxy,
         )
+        self._is_first_start = recorded.is_first_start
         self._config = RuntimeConfig(
             settings,
             origins or {},
@@ -207,7 +252,7 @@ class Daemon:
             effects=self.effects,
             proxy_link=self._proxy_link,
             live=self._live,
-            on_change=self._responses.settings_changed,
+            on_change=self._settings_changed,
         )
         for agent in recorded.agents:
             self.roster.add(agent)
@@ -236,6 +281,13 @@ class Daemon:
             effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
         )
         self._jobs = Jobs(self._database, self._audit_log)
+        self._governor = Governor(
+            rules,
+            installed=paths.apart,
+            hmac_key_file=lambda: self.effects.settings.governance.hmac_key_file,
+            database=self._database,
+            audit_log=self._audit_log,
+        )
         models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
@@ -247,11 +299,33 @@ class Daemon:
             on_list=lambda: self._pool.files_changed(),
             read_log=self._ollama_log if self._has_units else None,
         )
-        self._servers = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._remotes = RemoteSlots(
+            entries.values(),
+            lambda: self.effects.settings,
+            on_moved=self._slot_moved,
+            on_list=lambda: self._pool.files_changed(),
+        )
+        started = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._servers = OneOfTwo(started, self._remotes, self._remotes.ids)
         self._footprints = Footprints(
-            self._database, lambda: self.effects.settings, recorded.footprints, self._ollama.facts_of
+            self._database, lambda: self.effects.settings, recorded.footprints, self._facts_of
         )
         self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
+        self._leases = PoolLeases(
+            recorded.leases,
+            settings=lambda: self.effects.settings,
+            database=self._database,
+            audit_log=self._audit_log,
+            helper=self._helper,
+            live=self._live,
+            why_off=why_off(settings),
+        )
+        self._deployments = Deployments(
+            recorded.deployments,
+            database=self._database,
+            audit_log=self._audit_log,
+            has_rule=self._governor.has_rule,
+        )
         self._pool = ModelPool(
             entries,
             settings=lambda: self.effects.settings,
@@ -260,9 +334,22 @@ class Daemon:
             memory=PoolMemory(gpus, lambda: self.effects.settings),
             footprints=self._footprints,
             clients=self._clients,
+            leases=self._leases,
             audit_log=self._audit_log,
-            address_of=lambda entry: self._ollama.address if entry.is_ollamas else str(paths.slot_socket(entry.id)),
+            address_of=self._address_of,
             pins=recorded.pins,
+            why_not_approved=self._deployments.why_not_approved,
+        )
+        self._speculation = SpeculationWatch(active=self._active, pool=self._pool, audit_log=self._audit_log)
+        self._deployment_watch = DeploymentWatch(
+            self._deployments,
+            pool=self._pool,
+            active=self._active,
+            settings=lambda: self.effects.settings,
+            resumed=lambda: self._load_tasks.resumed(),
+        )
+        self._load_approvals = LoadApprovals(
+            self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
         )
         self._models = Models(
             effects=self.effects,
@@ -272,6 +359,30 @@ class Daemon:
             roster=self.roster,
             directory=models_dir,
             pooled=self._pool.offered,
+            deployments=self._deployments,
+        )
+        self._parking = Parking(
+            key=key,
+            settings=lambda: self.effects.settings,
+            roster=self.roster,
+            active=self._active,
+            pool=self._pool,
+            proxy_link=self._proxy_link,
+            database=self._database,
+        )
+        self.effects.on_changed, self.effects.on_forgotten = self._parking.changed, self._parking.forgotten
+        self._cache = CacheFlusher(
+            recorded=recorded.epochs,
+            effects=self.effects,
+            roster=self.roster,
+            active=self._active,
+            pool=self._pool,
+            models=self._models,
+            proxy_link=self._proxy_link,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+            parking=self._parking,
         )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
@@ -289,11 +400,14 @@ class Daemon:
             gpu=gpus,
             pool=self._pool,
             run=run,
+            deployments=self._deployments,
         )
         switches = [job for job in recorded.jobs if is_carried_on(job, run)][:1]
         for job in switches:
             self._switcher.adopt(job)
-        self._given_up = [job for job in recorded.jobs if job not in switches]
+        self._loads_left = recorded.loads
+        tasks = {load.job for load in recorded.loads}
+        self._given_up = [job for job in recorded.jobs if job not in switches and job.id not in tasks]
 
         self.services = self._services(
             isolation=isolation,
@@ -325,12 +439,14 @@ class Daemon:
             message_delivery=self._message_delivery,
             scheduler=self._scheduler,
             prewarmer=self._prewarmer,
+            budgets=self._budgets,
             freezer=freezer,
         )
         health = HealthReport(
             epoch=self.epoch,
             started_at=started_at,
             paths=paths,
+            config_file="" if self._config_file is None else os.path.abspath(self._config_file),
             settings=settings,
             isolation=isolation,
             database=self._database,
@@ -343,6 +459,7 @@ class Daemon:
             switcher=self._switcher,
             pool=self._pool,
             api=self._api_at,
+            speculation=self._speculation,
         )
         orders = PoolOrders(
             self._pool,
@@ -351,7 +468,10 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             helper=self._servers,
+            deployments=self._deployments,
+            has_rule=self._governor.has_rule,
         )
+        runner = self._runner(orders, health, gpus, started_at)
         return Services(
             paths=paths,
             settings=settings,
@@ -385,6 +505,12 @@ class Daemon:
             jobs=self._jobs,
             models=self._models,
             pool=orders,
+            deployments=self._deployments,
+            cache=self._cache,
+            runner=runner,
+            tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
+            leases=LeaseDesk(self._leases, socket=str(paths.lease_socket)),
+            governance=self._governor,
             gpus=gpus,
             config=self._config,
             api_tokens=self._api_tokens,
@@ -399,8 +525,10 @@ class Daemon:
                 gpus=gpus,
                 effects=self.effects,
             ),
+            budgets=self._budgets,
             state_queries=StateQueries(paths.database, self._responses.readable),
             health=health,
+            speculation=self._speculation,
             scraper=Scraper(
                 started_at=started_at,
                 roster=self.roster,
@@ -415,9 +543,57 @@ class Daemon:
                 gpus=gpus,
                 conditions=health.conditions,
                 pool_counts=self._pool.counts,
+                leases=self._leases,
                 pool_view=orders.view,
+                cache=lambda: {**self._cache.counts.metrics(), **self._parking.counts.metrics()},
+                budgets=self._budgets.metrics,
+                runner_counts=self._runner_counts,
+                memory_split=self._memory_split.metrics,
+                speculation=self._speculation.metrics,
             ),
         )
+
+    def _runner(self, orders: PoolOrders, health: HealthReport, gpus: GpuMemoryReader, started_at: float) -> RunnerDesk:
+        """Makes what answers the runner API."""
+        self._load_tasks = LoadTasks(
+            database=self._database,
+            jobs=self._jobs,
+            pool=self._pool,
+            models=self._models,
+            deployments=self._deployments,
+            measure=self._measured_of,
+            left=self._loads_left,
+        )
+        self._memory_split = MemorySplit(self._pool, self._active)
+        views = RunnerViews(
+            pool=self._pool,
+            active=self._active,
+            effects=self.effects,
+            gpus=gpus,
+            proxy_link=self._proxy_link,
+            counts=self._runner_counts,
+            catalog=lambda: self._models.catalog,
+            deployments=self._deployments,
+            memory=self._memory_split,
+        )
+        return RunnerDesk(
+            views=views,
+            tasks=self._load_tasks,
+            orders=orders,
+            models=self._models,
+            active=self._active,
+            jobs=self._jobs,
+            proxy_link=self._proxy_link,
+            runner_id=self._settings.runner.id or socket.gethostname(),
+            started_at=started_at,
+            is_degraded=lambda: bool(health.conditions()),
+            cache=self._cache,
+        )
+
+    def _measured_of(self, model: str) -> int | None:
+        """Bytes that a model of the pool holds, None where that is not known."""
+        slot = next((slot for slot in self._pool.slots.values() if slot.model == model), None)
+        return None if slot is None else measured_bytes(slot)
 
     def __repr__(self) -> str:
         return f"<Daemon {self.epoch} of {self._paths.state}>"
@@ -433,6 +609,7 @@ class Daemon:
             await self._api_tokens.load()
             await self._audit_log.begin()
             await self._usage.load()
+            await self._governor.begin()
             await self._begin()
         except BaseException:
             await self.close()
@@ -449,6 +626,7 @@ class Daemon:
         elif given is not None:
             self._active.choose(given)
         elif self._has_units and not inference.backend_url:
+            self._active.chosen.clear()
             if kind is not None:
                 self._active.choose(service(kind))
         elif kind is not None:
@@ -473,7 +651,23 @@ class Daemon:
         """Whether the inference servers are units of systemd, which the helper starts and stops."""
         return self._paths.apart and self._settings.sandbox.enabled
 
+    def _settings_changed(self) -> None:
+        self._responses.settings_changed()
+        self._remotes.guard_changed()
+        self._budgets.settings_changed()
+
+    async def _seed_cloud(self) -> None:
+        """At the first start on this database the environment may say how far requests may go."""
+        if not self._is_first_start:
+            return
+        word = cloud.seed_of(os.environ)
+        if word is not None and not cloud.is_set_by_environment(os.environ):
+            await self._config.change({cloud.SETTING: str(word)}, "hive")
+            self._audit_log.note("config.seeded", detail={"name": cloud.SETTING, "value": str(word)})
+        await self._database.write(cloud.note_seeded)
+
     async def _begin(self) -> None:
+        await self._seed_cloud()
         if not self._settings.sandbox.enabled:
             self._reconciled.set()
         spawn(self._live.run(), name="redis")
@@ -482,10 +676,18 @@ class Daemon:
         self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
+        await self._load_tasks.forsake()
+        self._spawn(self._load_tasks.resume(), "load tasks")
+        await self._cache.begin()
+        await self._parking.begin()
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
+        self._spawn(self._remotes.run(), "remote models")
         self._spawn(self._pool.run(), "pool")
+        self._spawn(self._deployment_watch.run(), "deployments")
+        self._spawn(self._speculation.run(), "speculation")
+        self._spawn(self._load_approvals.run(), "signed loads")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
         await self._listen()
@@ -493,11 +695,16 @@ class Daemon:
         spawn(self._usage.take_over(), name="old usage")
         self._spawn(self.sleeper.run(), "idle")
         self._spawn(self._audit_log.run(), "audit")
-        self._spawn(UsageHistory(self._database, self._settings.daemon).run(), "usage history")
+        self._spawn(
+            UsageHistory(self._database, self._settings.daemon, self._budgets.periods_in_use).run(), "usage history"
+        )
         self._spawn(self._message_delivery.run(), "messages")
         self._spawn(self._api_tokens.run(), "tokens")
+        self._spawn(self._governor.run(), "governance")
         self._spawn(self._scheduler.run(), "schedules")
         self._spawn(self._responses.run(), "responses")
+        self._spawn(self._budgets.run(), "budgets")
+        self._spawn(self._left_box.run(), "left the box")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
 
     async def _listen(self) -> None:
@@ -532,6 +739,7 @@ class Daemon:
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
+        self.services.runner.is_stopping = True
         await self._pool.close()  # before anything that takes time: the models may be ending, too
         await self._ollama.close()
         api, self._api = self._api, None
@@ -541,6 +749,8 @@ class Daemon:
             task.cancel()
         self._switcher.close()
         self._models.close()
+        self._cache.close()
+        await self._parking.close()
         self._active.hold()
         self._scheduler.close()
         self._prewarmer.close()
@@ -559,6 +769,18 @@ class Daemon:
         self._responses.close()
         self._database.close()
         log.info("daemon_left")
+
+    def reload(self, load: Callable[[], Loaded]) -> str:
+        """Takes over what hive.conf says now of tenants, tasks and budgets, if all of it is right; the status in
+        words."""
+        try:
+            found = load()
+            changed = self._config.read_again(found.settings, found.origins)
+        except HiveError as error:
+            log.error("config_reload_failed error=%r old_stays=true", error.message)
+            return "serving with the old configuration: the new one is wrong"
+        log.info("config_reloaded changed=%s", ",".join(changed) or "-")
+        return "serving"
 
     def what_is_wrong(self) -> str:
         """The reason for its watchdog to end the process, empty where all is well, and while it starts or leaves."""
@@ -585,8 +807,19 @@ class Daemon:
     def _slot_moved(self, process: SlotProcess) -> None:
         self._pool.slot_moved(process)
 
+    def _holder_moved(self, holder: LeaseHolder) -> None:
+        self._leases.holder_moved(holder)
+
     async def _ollama_log(self, lines: int) -> str:
         return await self._helper.backend_log(BackendKind.OLLAMA, lines=lines)
+
+    async def _facts_of(self, entry: ModelEntry) -> FileFacts:
+        return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
+
+    def _address_of(self, entry: ModelEntry) -> str:
+        if entry.has_server_here:
+            return str(self._paths.slot_socket(entry.id))
+        return address_of(entry) if entry.is_remote else self._ollama.address
 
     def _is_awake(self, agent: str) -> bool:
         """Whether the processes of this agent run."""
@@ -619,16 +852,20 @@ class Daemon:
     # The proxy (proxy_link.ProxyEvents) ---------------------------------------------------------------------------
 
     def table(self) -> DaemonTable:
+        epochs = self._cache.epochs()
         return DaemonTable(
             agents=[self.effects.row(life.agent, life) for life in self.roster],
             backend=self.effects.backend,
             models=self.effects.models,
             marks=self._usage.marks,
             internal_digest=digest(self._internal_token),
-            switching_to=self._switcher.towards,
-            backend_wait_s=self._switcher.wait_s,
+            switching_to=self._switcher.towards or self._active.closed_for,
+            backend_wait_s=LONGEST_S if self._active.closed_for else self._switcher.wait_s,
             runtime_settings=self._config.values,
             slots=self._pool.rows(),
+            cache_epochs=epochs.numbers,
+            cache_fresh=epochs.fresh,
+            signed=self._load_approvals.now(),
         )
 
     def row(self, agent: Agent) -> AgentRow:
@@ -640,6 +877,9 @@ class Daemon:
         self._message_delivery.proxy_here()
         self._prewarmer.proxy_here()
         self._pool.proxy_here()
+        self._parking.proxy_here()
+        self._tell_tokens()
+        self._load_approvals.tell(again=True)
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
 
@@ -659,8 +899,38 @@ class Daemon:
     def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None:
         self.roster.wake(agent, cause, answer)
 
+    def _tell_tokens(self) -> None:
+        """The proxy lets callers of the runner's listener in by their tokens."""
+        keys = self._api_tokens.keys()
+        tokens = {key.digest: TokenRow(key.person.role, key.expires_at) for key in keys}
+        self._proxy_link.say(RunnerTokens(tokens=tokens))
+
+    def use_parked(self, message: UseParked, reply: LinkReply) -> None:
+        self._parking.use(message, reply)
+
+    def runner_asks(self, call: RunnerCall, reply: LinkReply) -> None:
+        self._spawn(self._answer_runner(call, reply), "runner")
+
+    async def _answer_runner(self, call: RunnerCall, reply: LinkReply) -> None:
+        api = self._api
+        if api is None:
+            reply(failed(DependencyDown("Hive is starting", hint="ask again in a moment")))
+            return
+        if self._runner_calls >= CALLS_MAX:  # a client that left is answered to the end all the same
+            reply(failed(Saturated(f"{self._runner_calls} requests to the runner are being answered")))
+            return
+        self._runner_calls += 1
+        try:
+            outcome = await outcome_of(api.relayed(call))
+        finally:
+            self._runner_calls -= 1
+        reply(failed(outcome) if isinstance(outcome, HiveError) else outcome)
+
     def usage(self, batch: UsageBatch) -> None:
         self._usage.take(batch)
+
+    def spent(self, asked: AskSpent, answer: Callable[[SpentIs | Failed], None]) -> None:
+        self._spawn(self._budgets.answer(asked, answer), "what was spent")
 
     def active(self, agents: dict[str, float]) -> None:
         for agent, at in agents.items():
@@ -669,11 +939,21 @@ class Daemon:
 
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
+        self._runner_counts.add(events)
         self._prewarmer.used(events)
+        self._cache.used(events)
+        self._parking.used(events)
         self._clients.used(events, time.monotonic(), time.time())
+        self._left_box.ended(events, time.monotonic())
+        self._budgets.used(events)
         for agent in {event.agent_id for event in events}:
             if self.roster.get(agent) is not None:
                 self._show_totals(agent)
+
+    def _note_left(self, agent: str, model: str, tenant: str, requests: int) -> None:
+        life = self.roster.get(agent)
+        detail = {"name": agent if life is None else life.agent.name, "model": model, "tenant": tenant}
+        self._audit_log.note(EVENT, target=agent, detail={**detail, "requests": requests})
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
@@ -734,7 +1014,12 @@ def run_of(parent_pid: int) -> str:
     return "gone" if found is None else f"{found.boot} {found.pid} {found.start_ticks}"
 
 
-async def _run(make: Callable[[], Daemon], notifier: Notifier, watch_fd: int | None) -> None:
+async def _run(
+    make: Callable[[], Daemon],
+    notifier: Notifier,
+    watch_fd: int | None,
+    load: Callable[[], Loaded] | None,
+) -> None:
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -743,6 +1028,15 @@ async def _run(make: Callable[[], Daemon], notifier: Notifier, watch_fd: int | N
         parent.watch(watch_fd, leave.set)
         parent.die_with_parent(signal.SIGTERM)
     daemon = make()
+
+    def reload() -> None:
+        if load is None:
+            log.warning("config_not_reloaded reason='there is no file to read again'")
+            return
+        notifier.reloading()
+        notifier.ready(daemon.reload(load))
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     with watched(notifier, daemon.what_is_wrong):
         await daemon.open()
         notifier.ready("serving")
@@ -760,6 +1054,9 @@ def main(
     origins: Mapping[str, SettingOrigin] | None = None,
     move_api: bool = False,
     watch_fd: int | None = None,
+    rules: Path | None = None,
+    load: Callable[[], Loaded] | None = None,
+    config_file: Path | None = None,
 ) -> int:
     """Runs the daemon until SIGTERM, SIGINT, or the end of the process with the other end of `watch_fd`; the exit code.
 
@@ -772,12 +1069,21 @@ def main(
         freezer = "cgroup" if paths.apart or Subtree.find(paths.state) is not None else "signal"
         run = "" if watch_fd is None else run_of(os.getppid())
         return Daemon(
-            paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run, origins=origins, api=api
+            paths,
+            settings,
+            backend=backend,
+            isolation=isolation,
+            freezer=freezer,
+            run=run,
+            origins=origins,
+            api=api,
+            rules=rules,
+            config_file=config_file,
         )
 
     notifier = Notifier(os.environ, pid=os.getpid())
     try:
-        uvloop.run(_run(make, notifier, watch_fd))
+        uvloop.run(_run(make, notifier, watch_fd, load))
     except HiveError as error:
         print(f"hive: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
         return error.exit_code

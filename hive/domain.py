@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from hive.budgets import TokenLimits
+
 PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """An agent's PATH, in which its program is looked for, whatever the PATH of the user that started Hive."""
 INNER_PORT = 11434
@@ -21,6 +23,8 @@ MOUNTED_SOCKET = "/run/hive/agent.sock"
 MESSAGE_MAX_BYTES = 256 * 1024
 """Of text in one message for an agent."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
+"""A host by which a program reaches its own machine."""
 
 
 def is_name(text: str) -> bool:
@@ -95,6 +99,15 @@ class CacheMode(StrEnum):
     AUTO = "auto"
     PREFIX = "prefix"
     NONE = "none"
+
+
+class CloudUse(StrEnum):
+    """The permit of requests to leave the box, the narrowest first: `never`; `asked`, where they name a model that is
+    far; `fallback`, also where a far one stands in for what they name."""
+
+    NEVER = "never"
+    ASKED = "asked"
+    FALLBACK = "fallback"
 
 
 class Role(StrEnum):
@@ -213,6 +226,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`: those of other hosts, and
     of this one what the list names of the loopback. `system_prompt`: the beginning of its conversations, word for word
     as the agent sends it; `prewarm_on_start`: the backend reads it at every start and wake, before the agent asks.
+    `cloud`: narrows how far its requests may go, None for what box and tenant say. `tokens_per_day`,
+    `tokens_per_month`, `cloud_tokens_per_day`: its budgets, None for what its tier has.
     """
 
     name: str
@@ -235,6 +250,15 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cid: int | None = None
     system_prompt: str | None = None
     prewarm_on_start: bool = False
+    cloud: CloudUse | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    cloud_tokens_per_day: int | None = None
+
+    @property
+    def budget(self) -> TokenLimits:
+        """Its own budgets."""
+        return TokenLimits(self.tokens_per_day or 0, self.tokens_per_month or 0, self.cloud_tokens_per_day or 0)
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +325,9 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One ended request, as it travels from the proxy's spool over the link into SQLite.
 
     `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
-    emission. `cut`: the client did not get a whole answer. `unit`: what is counted (`tokens`).
+    emission. `cut`: the client did not get a whole answer. `unit`: what is counted (`tokens`). `model`: the one that
+    served it; `asked`: the name that the request had for it, empty where an older Hive wrote it; `rung`: of a task, the
+    place of that model in its list, from 0; None where no task was asked. `far`: it left the box.
     Durations in milliseconds; `created_at` Unix seconds.
     """
 
@@ -325,6 +351,9 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     client_request_id: str | None = None
     created_at: float = 0.0
+    asked: str = ""
+    rung: int | None = None
+    far: bool = False
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,8 +376,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
         >>> [origin_of(address).is_here for address in ("/run/x.sock", "127.0.0.2:80", "[::1]:80", "10.0.0.1:80")]
         [True, True, True, False]
+        >>> origin_of("https://127.example.com/v1").is_here
+        False
         """
-        return self.dialled.startswith(("/", "127.")) or self.name in ("localhost", "::1")
+        return self.dialled.startswith("/") or LOOPBACK.fullmatch(self.name) is not None
 
 
 def origin_of(address: str) -> Origin:
@@ -390,7 +421,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     `places`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
     `places_from` says in words where that number comes from; in JSON `slots` and `slots_from`. `priority`: it orders
     requests by a `priority` field. `warning`: what contradicts that (its own queue was seen to grow), empty where
-    nothing does.
+    nothing does. `id_slots`: its slots, where Hive names one for each request (docs/cache.md); 0 where it does not.
     """
 
     kind: str
@@ -403,6 +434,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     priority: bool = False
     warning: str = ""
     capabilities: FoundCapabilities = FoundCapabilities()
+    id_slots: int = 0
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -440,6 +472,18 @@ class JobState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class DeploymentState(StrEnum):
+    """State of what was ordered to be loaded: `evicted` left for another model, or idle, and a request loads it again;
+    `absent` is not there, and the row says why."""
+
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    EVICTED = "evicted"
+    ABSENT = "absent"
+    FAILED = "failed"
 
 
 class MessageState(StrEnum):

@@ -55,12 +55,32 @@ class Cancelled(Refusal):
     code = "cancelled"
 
 
+class CloudRefused(Refusal):
+    """The request may not leave this box."""
+
+    code = "cloud_not_permitted"
+    hint = "an operator permits it: [inference] cloud, the tenant's and the agent's own; hive config runtime"
+
+
+class NotApproved(Refusal):
+    """The model is not approved to be loaded."""
+
+    code = "model_not_approved"
+    hint = "a signed order does it: hive op request model-load, then hive model load MODEL --op-token FILE"
+
+
 class BadRequest(Refusal):
     """The request is malformed."""
 
     status = 400
     code = "bad_request"
     exit_code = 2
+
+
+class LeaseTooLarge(BadRequest):
+    """Such a lease can never be granted here."""
+
+    code = "lease_too_large"
 
 
 class GrammarTooComplex(BadRequest):
@@ -116,6 +136,13 @@ class NotFound(Refusal):
     exit_code = 3
 
 
+class ModelNotFound(NotFound):
+    """There is no such model here."""
+
+    code = "model_not_found"
+    hint = "hive model pull brings one, hive model list shows what there is"
+
+
 class WrongState(Refusal):
     """The agent's state does not allow this."""
 
@@ -124,10 +151,75 @@ class WrongState(Refusal):
     exit_code = 1
 
 
+class StaleToken(WrongState):
+    """This is no longer the holder's token."""
+
+    code = "stale_token"
+
+
 class AgentBusy(WrongState):
     """The agent is busy."""
 
     code = "busy"
+
+
+class ModelBusy(WrongState):
+    """The model is being loaded, or is in use."""
+
+    code = "model_busy"
+
+
+class InsufficientMemory(WrongState):
+    """The model does not fit."""
+
+    code = "insufficient_memory"
+
+
+class OpTokenRefused(Refusal):
+    """The operation is not approved."""
+
+    code = "op_token_refused"
+
+
+class OpTokenRequired(OpTokenRefused):
+    """This operation needs the word of its signers."""
+
+    code = "op_token_required"
+    hint = "hive op request, then hive op sign by each signer, then hive op submit"
+
+
+class OpTokenInvalid(OpTokenRefused):
+    """The operation token is not what one looks like, or not what was signed."""
+
+    code = "op_token_invalid"
+
+
+class OpTokenThreshold(OpTokenRefused):
+    """Too few of those who may have signed the operation."""
+
+    code = "op_token_threshold"
+
+
+class OpTokenExpired(OpTokenRefused):
+    """The operation token does not hold now."""
+
+    code = "op_token_expired"
+    hint = "hive op request makes a new one: it holds for 300 s at most"
+
+
+class OpTokenMismatch(OpTokenRefused):
+    """The operation token is about something else."""
+
+    status = 409
+    code = "op_token_mismatch"
+
+
+class OpTokenReplayed(OpTokenRefused):
+    """The operation token has been used."""
+
+    status = 409
+    code = "op_token_replayed"
+    hint = "hive op request makes a new one"
 
 
 class RequestTimeout(Refusal):
@@ -173,6 +265,13 @@ class TooManyRequests(Refusal):
     code = "rate_limit_exceeded"
 
 
+class BudgetExceeded(TooManyRequests):
+    """The budget of tokens is spent."""
+
+    code = "budget_exceeded"
+    hint = "hive usage --budgets shows what is left"
+
+
 class NotSupported(Refusal):
     """The active backend cannot do this."""
 
@@ -186,6 +285,18 @@ class Saturated(Refusal):
     status = 503
     code = "saturated"
     exit_code = 5
+
+
+class RunnerNotReady(Saturated):
+    """Hive starts or stops."""
+
+    code = "not_ready"
+
+
+class Unhealthy(Saturated):
+    """No request would be served now."""
+
+    code = "unhealthy"
 
 
 class QueueFull(Saturated):
@@ -264,6 +375,20 @@ class DependencyDown(HiveError):
     exit_code = 5
 
 
+class GovernanceBroken(DependencyDown):
+    """The rules of governance cannot be read, and nothing governed is done without them."""
+
+    code = "governance_broken"
+    hint = "hive doctor names the line; root may go on with --break-glass REASON"
+
+
+class ClockWentBack(DependencyDown):
+    """The clock of this box went back, and used operation tokens would hold again."""
+
+    code = "clock_went_back"
+    hint = "set the clock right; root may go on with --break-glass REASON"
+
+
 class LinkLost(DependencyDown):
     """The other Hive process is not connected."""
 
@@ -284,6 +409,12 @@ class TimedOut(HiveError):
     status = 504
     code = "timeout"
     exit_code = 7
+
+
+class LeaseWaited(TimedOut):
+    """There was no room in time."""
+
+    code = "lease_waited"
 
 
 class RolledBack(HiveError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE, SERVICES, main
+from hive.governance.envelope import TokenEnvelope
+from hive.governance.keys import new_secret_pem
+from hive.governance.operation import Operation
 from hive.store.database import Database
 
 MAN = "".join(page.read_text() for page in (Path(__file__).parents[1] / "man").glob("*.1.scd")).replace("\\", "")
@@ -63,10 +67,13 @@ def test_every_command_of_the_issue_is_there() -> None:
         "queue-list queue-show queue-cancel backend-status backend-list "
         "backend-switch backend-logs bench-sleep agent-exec "
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
-        "model-load model-unload model-pin model-unpin model-logs pool-show pool-explain pool-import "
-        "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
+        "model-load model-unload model-pin model-unpin model-deployed model-logs pool-show pool-explain pool-import "
+        "cache-show cache-flush task-list task-show task-route "
+        "lease-run lease-take lease-renew lease-release lease-list lease-show lease-end "
+        "config-show config-check config-path config-set config-unset config-runtime logs backup restore capabilities "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
-        "secrets-generate db-tables db-schema db-query"
+        "secrets-generate db-tables db-schema db-query "
+        "op-keygen op-request op-sign op-show op-verify op-submit"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
 
@@ -98,7 +105,11 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
     assert "Examples:" in text
 
 
-@pytest.mark.parametrize("path", [path for path in groups() if path not in (("queue",), ("pool",))], ids=" ".join)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",))],
+    ids=" ".join,
+)
 def test_a_group_alone_is_a_usage_error_that_shows_help(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +182,17 @@ CALLS: dict[str, list[str]] = {
     "agent send": ["alice", "hello"],
     "agent wake-at": ["alice", "+10m"],
     "backend switch": ["vllm"],
+    "cache flush": ["--all"],
+    "lease run": ["--vram", "1G", "--", "true"],
+    "lease take": ["--vram", "1G"],
+    "lease renew": ["l-1", "--token", "1"],
+    "lease release": ["l-1", "--token", "1"],
     "model remove": ["m", "--yes"],
+    "op keygen": ["ann", "--out", "{root}/ann.key"],
+    "op request": ["model-load", "modelId=m", "--out", "{toml}.op"],
+    "op sign": ["{op}", "--key", "{op}.key", "--yes"],
+    "op submit": ["{op}"],
+    "op verify": ["{op}", "--rules", "{op}.toml"],
     "token create": ["ci", "--role", "viewer"],
     "config check": ["{conf}"],
     "config path": ["--config", "{conf}"],
@@ -192,6 +213,10 @@ OWN_CODES = {"agent exec": 125}
 NEEDS_NONE = {"doctor", "status"}
 """Takes the options that say which Hive is meant, and has an answer also where there is none."""
 WITHOUT_NAME = {
+    "capabilities",
+    "lease list",
+    "op show",
+    "model deployed",
     "db tables",
     "status",
     "top",
@@ -211,11 +236,24 @@ WITHOUT_NAME = {
     "model list",
     "model refresh",
     "pool show",
+    "task list",
+    "cache show",
     "backend logs",
     "model prompts",
     "logs",
 }
 """Words that make each command complete; those not named here take an agent's name."""
+
+
+def signed_operation(directory: Path) -> Path:
+    """An operation that needs nobody's signature, its key and its rules beside it."""
+    path, now = directory / "x.op", int(time.time())
+    asked = Operation("model-load", "box-1", {"modelId": "m"}, now, now + 300, "0" * 32)
+    path.write_bytes(TokenEnvelope(asked.as_json()).as_json())
+    Path(f"{path}.key").write_bytes(new_secret_pem())
+    Path(f"{path}.key").chmod(0o600)
+    Path(f"{path}.toml").write_text("[rules.default]\nthreshold = 0\n")
+    return path
 
 
 @each([command for command in ALL if command[1].options == "client" and " ".join(command[0]) not in NEEDS_NONE])
@@ -227,7 +265,7 @@ def test_without_a_daemon_every_command_that_needs_one_is_exit_5(
     toml.write_text('name = "a"\ncommand = ["sleep"]\n')
     name = " ".join(path)
     words = [] if name in WITHOUT_NAME else CALLS.get(name, ["alice"])
-    words = [word.format(toml=toml, conf="") for word in words]
+    words = [word.format(toml=toml, conf="", op=signed_operation(tmp_path)) for word in words]
     assert main([*path, "--json", "--socket", str(tmp_path / "none.sock"), *words]) == OWN_CODES.get(name, 5)
     out, err = capsys.readouterr()
     error = json.loads(err)
@@ -254,7 +292,8 @@ def test_json_is_one_object_with_schema_and_version(
         assert main(["backup", str(tmp_path / "kept.tar"), "--state-dir", str(tmp_path / "state")]) == 0
         capsys.readouterr()
     (tmp_path / "manifest.json").write_text('{"models": {"q": {"path": "/m/q.gguf"}}}')
-    words = [word.format(conf=conf, toml="", root=tmp_path) for word in CALLS.get(" ".join(path), [])]
+    given = {"conf": conf, "toml": "", "root": tmp_path, "op": signed_operation(tmp_path)}
+    words = [word.format(**given) for word in CALLS.get(" ".join(path), [])]
     assert main([*path, *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["version"]) == (".".join(path), 1)

@@ -18,7 +18,21 @@ from hive.backends.entries import ModelEntry
 from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, conditions_in, fix_of
 from hive.control.health import Facts
 from hive.control.health import conditions_of as seen_by_the_daemon
-from hive.doctor.checks import backends, docker, files, host, leftovers, memory, pool, running, sandboxes, stores, units
+from hive.doctor.checks import (
+    backends,
+    docker,
+    files,
+    governance,
+    host,
+    leftovers,
+    memory,
+    pool,
+    running,
+    sandboxes,
+    speculation,
+    stores,
+    units,
+)
 from hive.doctor.checks.check import Check, CheckVerdict, Status, passed
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import examine
@@ -125,6 +139,14 @@ def late() -> CheckVerdict:
 
 MODEL = ModelEntry(id="m-1", name="qwen3-8b", kind="llama", path=P, row=ModelRow(), origin="[model qwen3-8b]")
 SLOT = {"model": "qwen3-8b", "state": "cold", "why": "Nobody has asked for it", "last_error": "", "need_bytes": GIB}
+OVERDUE = {
+    "id": "l-3",
+    "label": "a container",
+    "user": "uid:1000",
+    "state": "overdue",
+    "need_bytes": GIB,
+    "grants": [{"account": "GPU-1", "charged_bytes": GIB}],
+}
 ACCOUNT = {
     "id": "GPU-1",
     "name": "NVIDIA H200",
@@ -145,6 +167,7 @@ CASES: dict[str, Case] = {
     "usage_waits_for_disk": daemon(usage_waits="the disk of /s/hive.db is full", is_disk_full=True),
     "usage_waits": daemon(usage_waits="locked"),
     "backend_switching": daemon(switching_to="vllm"),
+    "speculation_costs": daemon(costly={"m": 0.1}),
     "no_backend_installed": daemon(not_started=condition("no_backend_installed")),
     "backend_not_started": daemon(not_started=condition("backend_not_started", why="x")),
     "backend_down": daemon(backend=BACKEND),
@@ -220,6 +243,9 @@ CASES: dict[str, Case] = {
         {"slots": [{**SLOT, "state": "failed", "last_error": "no tensors"}]}
     ),
     "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
+    "speculation_without_numba": lambda: speculation.judge_numba(["m"], "/opt/vllm/bin/vllm", lacks=True),
+    "speculation_other_vocabulary": lambda: speculation.judge_drafts([("m", "vllm", 32000, 32001)]),
+    "lease_overdue": lambda: pool.judge_leases({"leases": [OVERDUE]}),
     "pool_unmeasured": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "used_bytes": None}]}),
     "pool_foreign_memory": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "foreign_bytes": 3 * GIB}]}),
     "kvm_missing": lambda: sandboxes.judge_kvm(errno.ENOENT, None, has_vmm=True, is_root=True),
@@ -245,6 +271,7 @@ CASES: dict[str, Case] = {
     "swap_full": lambda: memory.judge_swap(RAM, [ZRAM._replace(used_bytes=15 * GIB)], []),
     "ksm_on": lambda: memory.judge_ksm("1", 0, is_appliance=True),
     "ksm_merged": lambda: memory.judge_ksm("0", 7000, is_appliance=True),
+    "rules_open": lambda: governance.judge_open(P, ["lease-run", "lease-end"]),
     "no_systemd": lambda: host.judge_systemd(None, "init", is_booted=False, is_needed=True),
     "systemd_unknown": lambda: host.judge_systemd(None, "systemd", is_booted=True, is_needed=True),
     "systemd_old": lambda: host.judge_systemd(249, "systemd", is_booted=True, is_needed=True),
@@ -269,6 +296,7 @@ CASES: dict[str, Case] = {
 ELSEWHERE = {
     "units_not_found": "an installation without its shared files",
     "policy_wrong": "tests/doctor/test_doctor.py::test_the_policy_is_read_as_the_helper_reads_it",
+    "rules_wrong": "tests/doctor/test_governance.py::test_the_rules_are_read_as_the_daemon_reads_them",
     "policy_not_roots": "a policy of another user's on an installed Hive",
 }
 """Raised where a file or a host is looked at; what makes it so."""

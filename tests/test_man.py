@@ -25,6 +25,7 @@ from hive.settings.file import load_text
 from hive.settings.pool import ModelRow
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import SECTIONS, VARIABLES, TenantRow
+from hive.settings.tasks import TaskRow
 from hive.store import channels, keys
 
 MAN = Path(__file__).parents[1] / "man"
@@ -179,6 +180,10 @@ def tenant_part() -> str:
     return "".join(setting(row) for row in rows_of("tenant", TenantRow).values())
 
 
+def task_part() -> str:
+    return "".join(setting(row) for row in rows_of("task", TaskRow).values())
+
+
 def model_part() -> str:
     return "".join(setting(row) for row in rows_of("model", ModelRow).values())
 
@@ -212,6 +217,7 @@ WRITTEN: Mapping[tuple[str, str], str] = {
     ("hive.conf.5", "settings"): settings_part(),
     ("hive.conf.5", "tenant settings"): tenant_part(),
     ("hive.conf.5", "model settings"): model_part(),
+    ("hive.conf.5", "task settings"): task_part(),
     ("hive.7", "errors"): error_lines(),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hive.budgets import BudgetKind
 from hive.domain import (
     PROGRAM_PATH,
     AgentSpec,
@@ -32,6 +33,7 @@ PROMPT_MAX_BYTES = 256 * 1024
 """Of a system prompt in UTF-8: some 64,000 tokens, half of the longest context in common use."""
 TOML_MAX_BYTES = 1024 * 1024
 IDLE_MAX_S = 365 * 24 * 3600.0
+TOKENS_MAX = 10**15
 CIDS = range(3, 2**32 - 1)
 """0 to 2 are the hypervisor's and this machine's own, the last one stands for any (vsock(7))."""
 
@@ -100,6 +102,9 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
         raise BadRequest(f"cid: {spec.cid} is not from {CIDS[0]} to {CIDS[-1]}")
     if spec.model is not None and not _MODEL.fullmatch(spec.model):
         raise BadRequest("model: expected 1 to 255 printable characters without spaces")
+    for kind in BudgetKind:
+        if (limit := getattr(spec, kind.value)) is not None and not 1 <= limit <= TOKENS_MAX:
+            raise BadRequest(f"{kind}: {limit} is not from 1 to {TOKENS_MAX} tokens", hint="leave it out for no limit")
     if spec.deepest is SleepDepth.AWAKE:
         raise BadRequest("deepest: light or deep; idle_s = 0 keeps an agent awake")
     if not _INBOX.fullmatch(spec.inbox):
@@ -130,6 +135,10 @@ def _external(spec: AgentSpec) -> AgentSpec:
         restart=RestartPolicy.UNLESS_STOPPED,
         system_prompt=spec.system_prompt,
         prewarm_on_start=spec.prewarm_on_start,
+        cloud=spec.cloud,
+        tokens_per_day=spec.tokens_per_day,
+        tokens_per_month=spec.tokens_per_month,
+        cloud_tokens_per_day=spec.cloud_tokens_per_day,
     )
     plain = AgentSpec(name=spec.name)
     for field in changed_fields(taken, spec):

@@ -1,5 +1,5 @@
 """REST over HTTP: application, routes, parameters, authentication, one handler file per resource.
 
-May import: control and what control may import.
-Begin with app.py, then routes.py.
+May import: control, lifecycle, and what they may.
+Begin with app.py, then routes.py; services.py is what the handlers call.
 """

@@ -38,7 +38,7 @@ from hive.store.messages import StoredMessage
 from hive.store.schedules import NOTE_MAX_BYTES
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)

@@ -36,7 +36,7 @@ from hive.shapes.agents import (
 )
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 KEEP_AWAKE_MAX_S = 30 * 86400.0
 PAUSE_MAX_S = 86400

@@ -20,20 +20,25 @@ from starlette.types import Receive, Scope, Send
 
 from hive.api.agent_subresources import AgentSubresourceApi
 from hive.api.agents import AgentApi
+from hive.api.cache import CacheApi
 from hive.api.caller import ABOUT, origin, person
 from hive.api.database import DbApi
 from hive.api.description import DescriptionApi
 from hive.api.events import EventApi
 from hive.api.exec import ExecApi
+from hive.api.governance import GovernanceApi
+from hive.api.leases import LeaseApi
 from hive.api.middleware import AuthMiddleware, TcpEntry
 from hive.api.models import ModelApi
 from hive.api.order_audit import AuditedOrder, carried_out
 from hive.api.params import BODY, check_query, named, received
 from hive.api.pool import PoolApi
 from hive.api.requests import SteeringApi
-from hive.api.responses import head_of, problem
+from hive.api.responses import failure, head_of
 from hive.api.routes import RouteRow
+from hive.api.runner import RunnerApi
 from hive.api.system import BoxApi
+from hive.api.tasks import TasksApi
 from hive.api.tokens import TokenApi
 from hive.audit.auth import need
 from hive.audit.shielded import carried_through
@@ -41,7 +46,7 @@ from hive.errors import HiveError, MethodNotAllowed, NotFound, RequestTimeout
 from hive.host.accounts import NAMES, Accounts
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 log = logging.getLogger("hive.api")
 
@@ -57,11 +62,16 @@ def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event)
         *BoxApi(services, stopping=stopping).rows(),
         *ModelApi(services).rows(),
         *PoolApi(services).rows(),
+        *RunnerApi(services).rows(),
+        *TasksApi(services).rows(),
+        *GovernanceApi(services).rows(),
+        *LeaseApi(services, stopping=stopping).rows(),
         *EventApi(services, stopping=stopping).rows(),
         *SteeringApi(services).rows(),
         *AgentApi(services, pause_timeout_s=pause_timeout_s).rows(),
         *AgentSubresourceApi(services, stopping=stopping).rows(),
         *ExecApi(services).rows(),
+        *CacheApi(services).rows(),
         *TokenApi(services).rows(),
         *DbApi(services, stopping=stopping).rows(),
     ]
@@ -85,7 +95,7 @@ def build(
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _not_routed},
-        middleware=[Middleware(AuthMiddleware, people=people, door=door)],
+        middleware=[Middleware(AuthMiddleware, people=people, door=door, tokens=services.api_tokens)],
     )
     app.router.redirect_slashes = False
     return app
@@ -124,12 +134,12 @@ def _answering(services: Services, by_method: dict[str, RouteRow]) -> Answering:
             response = await (carried_through(_ordered(services, request, row, doing)) if row.is_order else doing)
             return head_of(response) if request.method == "HEAD" else response
         except HiveError as error:
-            return problem(error)
+            return failure(error, request.url.path)
         except ClientDisconnect:
             return Response(status_code=400)  # it left inside its body: the answer is not read, and nothing has failed
         except Exception:
             log.exception("api_failed method=%s path=%s", request.method, request.url.path)
-            return problem(HiveError("Hive failed; its log says where"))
+            return failure(HiveError("Hive failed; its log says where"), request.url.path)
 
     return answer
 
@@ -160,4 +170,4 @@ async def _ordered(
 
 
 async def _not_routed(request: Request, _: Exception) -> Response:
-    return problem(NotFound(f"there is no {request.url.path}"))
+    return failure(NotFound(f"there is no {request.url.path}"), request.url.path)

@@ -20,7 +20,7 @@ from hive.domain import Role
 from hive.shapes.database import DbResult, DbSchema, DbTables
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 SQL_MAX = 65536
 """Characters of a statement."""

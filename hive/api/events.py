@@ -18,7 +18,7 @@ from hive.audit.shielded import unless
 from hive.domain import Role
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 HEARTBEAT_S = 15.0
 """A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""

@@ -18,7 +18,7 @@ from hive.link.execution import TerminalSize
 from hive.shapes.exec_frames import PROTOCOL
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 WORDS_MAX = 1000
 SIDE_MAX = 10_000

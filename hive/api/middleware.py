@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hive.api.caller import ORIGIN, PERSON, SOCKET
 from hive.api.connections import OverTcp
 from hive.api.failures import Failures
-from hive.api.responses import problem
+from hive.api.relay import Relayed
+from hive.api.responses import failure
 from hive.audit.auth import Person, bearer_of, person_of
 from hive.control.api_tokens import Key, LiveTokens
 from hive.control.hosts import Reached, check_host
@@ -52,14 +53,21 @@ class AuthMiddleware:
     The caller that it lets in is left in the scope (caller.py).
     """
 
-    def __init__(self, app: ASGIApp, people: Accounts, door: TcpEntry | None) -> None:
+    def __init__(self, app: ASGIApp, people: Accounts, door: TcpEntry | None, tokens: LiveTokens) -> None:
+        """`tokens`: for callers of the runner's listener, whose requests the proxy relays."""
         self._app = app
+        self._tokens = tokens
+        self._relayed_failures = Failures()
         self._people = people
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        relayed: Relayed | None = scope["state"].get("relayed")
+        if relayed is not None:
+            await self._let_in(relayed, scope, receive, send)
             return
         tcp: OverTcp | None = scope["state"].get("tcp")
         try:
@@ -78,6 +86,22 @@ class AuthMiddleware:
         meanwhile = self._door.api_tokens.held(key, tcp.hang_up) if may_last else contextlib.nullcontext()
         with meanwhile:
             await self._app(scope, receive, send)
+
+    async def _let_in(self, relayed: Relayed, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that came to the runner's listener: its token says who asks, and nothing else does."""
+        try:
+            try:
+                key = self._tokens.find(bearer_of(relayed.authorization), time.time())
+            except Unauthorized as error:
+                raise self._counted(error, relayed.peer, self._relayed_failures) from None
+        except HiveError as error:
+            answer = failure(error, scope["path"])
+            if error.status == Unauthorized.status:
+                answer.headers["www-authenticate"] = "Bearer"
+            await answer(scope, receive, send)
+            return
+        scope[PERSON], scope[ORIGIN] = key.person, f"runner:{relayed.peer}"
+        await self._app(scope, receive, send)
 
     def _by_socket(self, scope: Scope) -> Person:
         return person_of(scope["state"].get("peer"), os.geteuid(), self._people)
@@ -108,7 +132,7 @@ class AuthMiddleware:
 
     async def _refuse(self, error: HiveError, scope: Scope, receive: Receive, send: Send, *, over_tcp: bool) -> None:
         """On TCP the connection ends with it: one that was trusted once keeps its place for as long as it is open."""
-        answer: Response = problem(error)
+        answer: Response = failure(error, scope["path"])
         if error.status == Unauthorized.status:
             answer.headers["www-authenticate"] = "Bearer"
         is_read = await _all_read(receive, expected=b"expect" in dict(scope["headers"]))

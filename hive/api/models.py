@@ -14,11 +14,11 @@ from hive.api.responses import as_json, job_begun
 from hive.api.routes import LeadsTo, RouteRow
 from hive.control.pull_order import PullOrder
 from hive.domain import Role, Tier
-from hive.shapes.models import ModelList, ModelView
+from hive.shapes.models import DeployedModels, ModelList, ModelView
 from hive.shapes.system import Job, Route
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 
@@ -71,6 +71,15 @@ class ModelApi:
                 "Ask what there is now.",
                 ModelList,
             ),
+            RouteRow(
+                "GET",
+                f"{models}/deployed",
+                VIEWER,
+                "deployed_models",
+                self.deployed_models,
+                "What was ordered to be loaded, and by whom.",
+                DeployedModels,
+            ),
             RouteRow("GET", one, VIEWER, "model", self.model, "Everything known of one model.", ModelView),
             RouteRow(
                 "DELETE",
@@ -100,6 +109,12 @@ class ModelApi:
     async def refresh_models(self, _: Request) -> Response:
         """Asks the server once, for any number of requests at the same time."""
         return as_json(await self._services.models.refresh())
+
+    async def deployed_models(self, _: Request) -> Response:
+        """A load by order, a pin and a switch of the inference server deploy a model; an unload by order ends that."""
+        services = self._services
+        restore = services.effects.settings.registry.restore
+        return as_json(DeployedModels(restore=restore, deployed=services.deployments.views()))
 
     async def pull_model(self, request: Request) -> Response:
         """A job, 202 while it runs. `model` is a name for Ollama to fetch, or the absolute path of a GGUF file or a

@@ -11,10 +11,12 @@ from typing import Any, get_args
 import msgspec
 
 from hive.api import config_schema, spec_schema
+from hive.api.op_token import PATTERNS, SAYS
 from hive.api.params import JSON, Schema
-from hive.api.responses import PROBLEM
+from hive.api.responses import LATER, PROBLEM, is_runners
 from hive.api.routes import EVENTS, LeadsTo, RouteRow
 from hive.domain import AgentSpec
+from hive.shapes.runner import RunnerFailure
 from hive.shapes.system import Event, Problem
 
 REF = "#/components/schemas/{name}"
@@ -23,16 +25,23 @@ BODIES = {"change_config": config_schema.changes}
 PATH_PARAMS = {
     "ref": "An agent, by name or id.",
     "id": "As the answer that told of it has it.",
+    "taskId": "As the answer to a load has it.",
     "model": "A model, by the inference server's name for it; a / in it is written %252F.",
+    "task": "A task, by the name of its section; `task:` may stand before it.",
 }
 TAGS = {
     "agents": "Agents, and what belongs to one: messages, schedules, kept responses, tokens, logs, usage.",
     "audit": "Who did what.",
+    "budgets": "Budgets of tokens.",
+    "cache": "What inference servers keep of prompts.",
+    "capabilities": "What this runner can do, and how it is.",
     "config": "Settings that change while Hive runs.",
     "db": "Hive's own database, read with SQL.",
     "events": "What happens.",
+    "governance": "Operations that need more than one person's word.",
     "health": "How Hive is.",
     "jobs": "What takes long.",
+    "leases": "Memory of the pool for programs that are no model.",
     "metrics": "For Prometheus.",
     "models": "What the inference server offers, which model a request is given, loading and unloading.",
     "openapi.json": "This description.",
@@ -43,6 +52,7 @@ TAGS = {
     "requests": "Single requests to the model.",
     "stats": "Counts.",
     "system": "The inference server, the host, Hive itself.",
+    "tasks": "Ladders of models that requests ask for by one name.",
     "tokens": "Who may ask over TCP.",
     "usage": "What was used.",
 }
@@ -60,6 +70,7 @@ ERRORS = {
     429: "Asked too often. Only over TCP, after tokens that were not valid.",
     500: "Hive failed; its log says where.",
     501: "What is in use here cannot do this.",
+    502: "The inference server does not answer as it should.",
     503: "Something Hive needs does not answer, or there is no room for this now.",
     504: "It did not happen in time.",
     507: "The disk is full; nothing was changed.",
@@ -81,8 +92,8 @@ EVENT: Schema = {
     },
     "required": ["event", "data"],
 }
-LATER = frozenset({429, 503})
-"""Those that say when to ask again."""
+RUNNERS = "runner-"
+"""Prefix of the runner API's own answers among the components."""
 
 DESCRIPTION = """What the `hive` command asks, too.
 
@@ -113,7 +124,10 @@ def document(rows: Sequence[RouteRow], *, version: str) -> Schema:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": dict(sorted(components.items())),
-            "responses": {str(status): _error_response(status) for status in sorted(ERRORS)},
+            "responses": {
+                **{str(status): _error_response(status) for status in sorted(ERRORS)},
+                **{f"{RUNNERS}{status}": _error_response(status, runners=True) for status in sorted(ERRORS)},
+            },
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "Over TCP; none on the unix socket."}
             },
@@ -147,7 +161,7 @@ def _operation(row: RouteRow, rows: Sequence[RouteRow], schemas: dict[Any, Schem
     }
     if more := _in_lines(inspect.getdoc(row.handler)):
         found["description"] = more
-    if parameters := [*_path_parameters(row), *_query_parameters(row)]:
+    if parameters := [*_path_parameters(row), *_query_parameters(row), *_headers(row)]:
         found["parameters"] = parameters
     if row.body is not None:
         found["requestBody"] = {
@@ -155,7 +169,8 @@ def _operation(row: RouteRow, rows: Sequence[RouteRow], schemas: dict[Any, Schem
             "content": {JSON: {"schema": _body(row, schemas)}},
         }
     success = {str(status): _success(row, status, rows, schemas) for status in row.statuses}
-    errors = {str(status): {"$ref": f"#/components/responses/{status}"} for status in errors_of(row)}
+    mark = RUNNERS if is_runners(row.path) else ""
+    errors = {str(status): {"$ref": f"#/components/responses/{mark}{status}"} for status in errors_of(row)}
     return {**found, "responses": {**success, **errors}}
 
 
@@ -166,10 +181,10 @@ def _body(row: RouteRow, schemas: dict[Any, Schema]) -> Schema:
 
 def tag_of(path: str) -> str:
     """
-    >>> tag_of("/api/agents/{ref}"), tag_of("/metrics")
-    ('agents', 'metrics')
+    >>> tag_of("/api/agents/{ref}"), tag_of("/metrics"), tag_of("/api/v1/config")
+    ('agents', 'metrics', 'config')
     """
-    return path.removeprefix("/api").split("/")[1]
+    return path.removeprefix("/api").removeprefix("/v1").split("/")[1]
 
 
 def _path_parameters(row: RouteRow) -> list[Schema]:
@@ -200,6 +215,20 @@ def _query_parameters(row: RouteRow) -> list[Schema]:
     ]
 
 
+def _headers(row: RouteRow) -> list[Schema]:
+    found = SAYS if row.is_governed else {}
+    return [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "description": says,
+            "schema": {"type": "string", "minLength": 1, "pattern": PATTERNS[name].pattern},
+        }
+        for name, says in found.items()
+    ]
+
+
 def _success(row: RouteRow, status: int, rows: Sequence[RouteRow], schemas: dict[Any, Schema]) -> Schema:
     if row.answer == EVENTS:
         kind, schema = EVENTS, EVENT
@@ -225,10 +254,11 @@ def _link(target: RouteRow, leads_to: LeadsTo) -> Schema:
     return {"operationId": target.name, "parameters": parameters}
 
 
-def _error_response(status: int) -> Schema:
+def _error_response(status: int, *, runners: bool = False) -> Schema:
+    kind, shape = (JSON, RunnerFailure) if runners else (PROBLEM, Problem)
     found: Schema = {
         "description": ERRORS[status],
-        "content": {PROBLEM: {"schema": {"$ref": REF.format(name=Problem.__name__)}}},
+        "content": {kind: {"schema": {"$ref": REF.format(name=shape.__name__)}}},
     }
     if status in LATER:
         after = {"description": "Seconds after which to ask again, where that is known.", "schema": {"type": "integer"}}
@@ -242,7 +272,7 @@ def _error_response(status: int) -> Schema:
 def _schemas(rows: Iterable[RouteRow]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
     """Type → its schema; and the components these refer to."""
     whole = {kind for row in rows for kind in (row.answer, row.body) if kind is not None and not isinstance(kind, str)}
-    parts = {part for kind in whole for part in _alternatives(kind)} | {Problem, Event}
+    parts = {part for kind in whole for part in _alternatives(kind)} | {Problem, RunnerFailure, Event}
     single = sorted(parts, key=repr)
     found, components = msgspec.json.schema_components(single, ref_template=REF)
     schemas = dict(zip(single, found, strict=True))

@@ -5,6 +5,7 @@ Each parameter is one object, which reads it and describes it in the API's descr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -198,11 +199,30 @@ def body_of(request: Request, shape: type[Body], *, empty: Body | None = None) -
     if not is_json(request.headers):
         raise WrongMediaType
     try:
-        decoded = msgspec.json.decode(data, type=shape)
+        decoded = _decoded(data, shape)
         json.loads(data, object_pairs_hook=_check_once)
         return decoded
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not what is expected here: {error}") from None
+
+
+def _decoded(data: bytes, shape: type[Body]) -> Body:
+    """The object. JSON has one kind of number, and for JSON Schema 5.0 is an integer; msgspec takes it for none."""
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.ValidationError as error:
+        with contextlib.suppress(msgspec.ValidationError, ValueError, RecursionError):
+            return msgspec.convert(json.loads(data, parse_float=_number), type=shape)
+        raise error from None
+
+
+def _number(text: str) -> int | float:
+    """
+    >>> _number("5.0"), _number("1e3"), _number("0.5"), _number("1e999")
+    (5, 1000, 0.5, inf)
+    """
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def named(request: Request, of: str = "ref") -> str:

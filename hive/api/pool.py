@@ -11,16 +11,18 @@ from starlette.responses import Response
 
 from hive.api.caller import actor, note
 from hive.api.models import JOB
+from hive.api.op_token import approved
 from hive.api.params import Number, WordParam, body_of, named
 from hive.api.responses import as_json, as_text, job_begun
 from hive.api.routes import TEXT, RouteRow
+from hive.audit.approval import Approval
 from hive.domain import Band, Role
 from hive.errors import NotFound
 from hive.shapes.pool import PoolExplanation, PoolSlot, PoolView
 from hive.shapes.system import Job
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 
@@ -65,6 +67,7 @@ class PoolApi:
                 statuses=(200, 202),
                 errors=(501,),
                 leads_to=JOB,
+                is_governed=True,
             ),
             RouteRow(
                 "POST",
@@ -79,9 +82,21 @@ class PoolApi:
                 statuses=(200, 202),
                 errors=(501,),
                 leads_to=JOB,
+                is_governed=True,
             ),
-            RouteRow("POST", f"{one}/pin", OPERATOR, "pin_model", self.pin, "Keep a model loaded.", PoolSlot),
-            RouteRow("POST", f"{one}/unpin", OPERATOR, "unpin_model", self.unpin, "End that.", PoolSlot),
+            RouteRow(
+                "POST",
+                f"{one}/pin",
+                OPERATOR,
+                "pin_model",
+                self.pin,
+                "Keep a model loaded.",
+                PoolSlot,
+                is_governed=True,
+            ),
+            RouteRow(
+                "POST", f"{one}/unpin", OPERATOR, "unpin_model", self.unpin, "End that.", PoolSlot, is_governed=True
+            ),
             RouteRow(
                 "GET",
                 f"{one}/log",
@@ -107,18 +122,25 @@ class PoolApi:
         """A job, 202 while it runs; done at once where it is loaded. Others may have to leave for it, as for a request.
         A model that is none of the pool's is loaded by the inference server in use, where that can."""
         model, services = self._meant(request), self._services
+        approval = await self._approved(request, "model-load")
         if self._is_pools(model):
-            return job_begun(await services.pool.load(model, actor(request)))
-        return job_begun(await services.models.load(model, actor(request)))
+            return job_begun(await services.pool.load(model, actor(request), approval=approval))
+        return job_begun(await services.models.load(model, actor(request), approval=approval))
 
     async def unload(self, request: Request) -> Response:
         """A job, 202 while it runs: its requests in flight end first. A pinned one only with `force`."""
         order = body_of(request, UnloadOrder, empty=UnloadOrder())
         model, services = self._meant(request), self._services
         note(request, force=order.force)
+        approval = await self._approved(request, "model-unload", **({"force": True} if order.force else {}))
         if self._is_pools(model):
-            return job_begun(await services.pool.unload(model, actor(request), force=order.force))
-        return job_begun(await services.models.unload(model, actor(request)))
+            job = await services.pool.unload(model, actor(request), approval=approval, force=order.force)
+            return job_begun(job)
+        return job_begun(await services.models.unload(model, actor(request), approval=approval))
+
+    async def _approved(self, request: Request, operation: str, **more: object) -> Approval:
+        """The approval; signed is the name that was asked for."""
+        return await approved(self._services, request, operation, {"modelId": named(request, "model"), **more})
 
     def _meant(self, request: Request) -> str:
         """The model that the path names, of the pool also by an alias of hive.conf."""
@@ -137,11 +159,13 @@ class PoolApi:
 
     async def pin(self, request: Request) -> Response:
         """Of the pool's models. It is loaded now and stays, also over a restart of Hive."""
-        return as_json(await self._services.pool.pin(self._meant(request), actor(request)))
+        approval = await self._approved(request, "model-pin")
+        return as_json(await self._services.pool.pin(self._meant(request), actor(request), approval=approval))
 
     async def unpin(self, request: Request) -> Response:
         """It stays loaded until its memory is wanted."""
-        return as_json(await self._services.pool.unpin(self._meant(request), actor(request)))
+        approval = await self._approved(request, "model-unpin")
+        return as_json(await self._services.pool.unpin(self._meant(request), actor(request), approval=approval))
 
     async def log(self, request: Request) -> Response:
         return as_text(await self._services.pool.log(self._meant(request), LINES.of(request)))

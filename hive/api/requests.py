@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,14 +14,21 @@ from hive.api.params import body_of, named
 from hive.api.responses import as_json
 from hive.api.routes import RouteRow
 from hive.control import request_views
-from hive.domain import Role
-from hive.shapes.system import CancelledRequest, Config, Queue, RequestView
+from hive.control.cloud import SETTING, word_of
+from hive.domain import CloudUse, Role
+from hive.shapes.system import CancelledRequest, CloudConfig, Config, Queue, RequestView
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 Changes = dict[str, bool | int | float | str | None]
 """`section.key` → its new value, None to take it back."""
+
+
+class CloudChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`allowCloudFallback`: whether a far model may stand in for the one that a request asks for."""
+
+    allowCloudFallback: bool
 
 
 class SteeringApi:
@@ -72,6 +80,25 @@ class SteeringApi:
                 Config,
                 body=Changes,
             ),
+            RouteRow(
+                "GET",
+                "/api/v1/config",
+                Role.VIEWER,
+                "cloud",
+                self.cloud,
+                "Whether a far model may stand in for the one asked for.",
+                CloudConfig,
+            ),
+            RouteRow(
+                "PUT",
+                "/api/v1/config",
+                Role.ADMIN,
+                "change_cloud",
+                self.change_cloud,
+                "Let a far model stand in for the one asked for, or not.",
+                CloudConfig,
+                body=CloudChange,
+            ),
         ]
 
     async def queue(self, _: Request) -> Response:
@@ -89,6 +116,20 @@ class SteeringApi:
 
     async def config(self, _: Request) -> Response:
         return as_json({"settings": self._services.config.view()})
+
+    async def cloud(self, _: Request) -> Response:
+        """`[inference] cloud` in the words of the original specification: true is `fallback`, false `asked` or
+        `never`."""
+        return as_json({"allowCloudFallback": self._services.effects.settings.inference.cloud == CloudUse.FALLBACK})
+
+    async def change_cloud(self, request: Request) -> Response:
+        """True is `fallback`, false is `asked`, until it is changed again; `PUT /api/config` can say `never`, which
+        false leaves as it is. Tenants, agents and requests that are narrower stay so."""
+        now = CloudUse(self._services.effects.settings.inference.cloud)
+        word = word_of(body_of(request, CloudChange).allowCloudFallback, now)
+        note(request, settings=[f"{SETTING}={word}"])
+        await self._services.config.change({SETTING: str(word)}, actor(request))
+        return await self.cloud(request)
 
     async def change_config(self, request: Request) -> Response:
         changes: dict[str, Any] = body_of(request, Changes)

@@ -13,9 +13,12 @@ from starlette.responses import Response
 from hive.control import views
 from hive.domain import JobState
 from hive.errors import HiveError, MethodNotAllowed
+from hive.shapes.runner import runner_error
 from hive.store.jobs import StoredJob
 
 PROBLEM = "application/problem+json"
+LATER = frozenset({429, 503})
+"""Statuses that say when to ask again."""
 
 
 def as_json(answer: Any, *, status: int = 200) -> Response:
@@ -45,6 +48,28 @@ def problem(error: HiveError) -> Response:
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return Response(msgspec.json.encode(body), error.status, headers, PROBLEM)
+
+
+def is_runners(path: str) -> bool:
+    """Whether a path is one of the runner API, whose errors have a shape of their own.
+
+    >>> [is_runners(path) for path in ("/v1/models/load", "/health", "/metrics", "/api/health")]
+    [True, True, True, False]
+    """
+    return path.startswith("/v1/") or path in ("/health", "/metrics")
+
+
+def failure(error: HiveError, path: str) -> Response:
+    """The answer that carries this error, in the shape that callers of the path know."""
+    if not is_runners(path):
+        return problem(error)
+    answer = problem(error)
+    answer.body = msgspec.json.encode(runner_error(error))
+    answer.headers["content-length"] = str(len(answer.body))
+    answer.headers["content-type"] = "application/json"
+    if error.status in LATER and "retry-after" not in answer.headers:
+        answer.headers["retry-after"] = "1"
+    return answer
 
 
 def head_of(response: Response) -> Response:

@@ -19,6 +19,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", CONTENT_TYPE
 STREAM = "application/octet-stream"
+NDJSON = "application/x-ndjson"
 
 
 class LeadsTo(NamedTuple):
@@ -36,6 +37,7 @@ class RouteRow(NamedTuple):
     `says`: one sentence; what more there is to say is the docstring of the handler, which belongs to this row alone.
     `body`: the type of the body, None where none is read; `may_be_empty`: it has defaults for everything.
     `errors`: statuses beyond those that follow from what kind of row it is (openapi.py).
+    `is_governed`: rules may want the word of signers for it (op_token.py).
     `is_secret`: it changes nothing, and is in the audit table all the same, because it hands out secrets.
     """
 
@@ -53,6 +55,7 @@ class RouteRow(NamedTuple):
     leads_to: LeadsTo | None = None
     may_be_empty: bool = False
     is_secret: bool = False
+    is_governed: bool = False
 
     @property
     def is_order(self) -> bool:

@@ -17,13 +17,15 @@ import uvicorn
 from hive.api.app import build
 from hive.api.connections import ApiConnection, Crowd
 from hive.api.middleware import TcpEntry
+from hive.api.relay import answered
 from hive.host import accounts
 from hive.host.accounts import Accounts
+from hive.link.runner import RunnerCall, RunnerSaid
 from hive.link.server import bind_private
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 STOP_S = 2.0
 """Longest time for open answers to end when the server stops."""
@@ -44,12 +46,12 @@ class ApiServer:
     ) -> None:
         self._stopping = asyncio.Event()
         self._path = path
-        socks = [bind_private(path, group=people.operators)]
+        socks = [bind_private(path, group=people.operators, takes_files=False)]
         self._inode = os.stat(path).st_ino
         if tcp is not None:
             socks.append(tcp.sock)
         door = None if tcp is None else tcp.door
-        app = build(services, people, door, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        self._app = app = build(services, people, door, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -69,6 +71,10 @@ class ApiServer:
     @property
     def is_serving(self) -> bool:
         return not self._serving.done()
+
+    async def relayed(self, call: RunnerCall) -> RunnerSaid:
+        """The answer to a request that the proxy relays from the runner's listener. Raises HiveError."""
+        return await answered(self._app, call)
 
     async def ready(self) -> None:
         """Returns when connections are accepted."""

@@ -7,8 +7,9 @@ tests/api/test_openapi.py holds both to each other.
 from __future__ import annotations
 
 from hive import domain
-from hive.agents.spec import CIDS, IDLE_MAX_S, PROMPT_MAX_BYTES
+from hive.agents.spec import CIDS, IDLE_MAX_S, PROMPT_MAX_BYTES, TOKENS_MAX
 from hive.api.params import Schema
+from hive.budgets import BudgetKind
 from hive.domain import RestartPolicy, RuntimeKind, SleepDepth
 
 NAME = f"^{domain.NAME.pattern}$"
@@ -30,6 +31,7 @@ FIELDS: dict[str, dict[str, Schema]] = {
         "port": {"minimum": 1, "maximum": 65535},
         "idle_s": {"minimum": 0, "maximum": IDLE_MAX_S},
         "cid": {"minimum": CIDS[0], "maximum": CIDS[-1]},
+        **{str(kind): {"minimum": 1, "maximum": TOKENS_MAX} for kind in BudgetKind},
         "model": {"pattern": "^[!-~]{1,255}$"},
         "inbox": {"pattern": "^/[!-~]{0,254}$"},
         "deepest": {"enum": [str(SleepDepth.LIGHT), str(SleepDepth.DEEP)]},

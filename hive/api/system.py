@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hive.api.caller import SOCKET, actor, note, origin
+from hive.api.op_token import approved
 from hive.api.order_audit import NAME_MAX
 from hive.api.params import WAIT, Number, Span, Text, WordParam, body_of, named
 from hive.api.responses import as_json, as_text, job_begun
@@ -35,13 +36,13 @@ from hive.shapes.system import (
     Memory,
     Shutdown,
 )
-from hive.shapes.usage import InferenceStats, Stats, Usage
+from hive.shapes.usage import BudgetList, InferenceStats, Stats, Usage
 from hive.store.audit import Filter
 from hive.store.jobs import StoredJob
 from hive.store.usage import UsageFilter
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 MOST_ID = 999_999_999_999_999
 VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
@@ -89,6 +90,15 @@ class BoxApi:
                 query=(SINCE, BY, AGENT, TENANT, MODEL),
                 errors=(404,),
             ),
+            RouteRow(
+                "GET",
+                "/api/budgets",
+                VIEWER,
+                "budgets",
+                self.budgets,
+                "Budgets of tokens, and what is left.",
+                BudgetList,
+            ),
             RouteRow("GET", "/api/stats", VIEWER, "stats", self.stats, "Counts since the daemon started.", Stats),
             RouteRow("GET", "/metrics", VIEWER, "metrics", self.metrics, "For Prometheus.", METRICS),
             RouteRow(
@@ -122,6 +132,7 @@ class BoxApi:
                 statuses=(200, 202),
                 errors=(501,),
                 leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
+                is_governed=True,
             ),
             RouteRow(
                 "GET",
@@ -188,6 +199,9 @@ class BoxApi:
         of = UsageFilter(agent=AGENT.of(request), tenant=TENANT.of(request), model=MODEL.of(request))
         return as_json(await self._services.usage.spent(SINCE.of(request) or 0.0, By(BY.of(request)), of))
 
+    async def budgets(self, _: Request) -> Response:
+        return as_json(await self._services.budgets.view())
+
     async def stats(self, _: Request) -> Response:
         return as_json(self._services.counters.answer(len(self._services.roster)))
 
@@ -199,7 +213,13 @@ class BoxApi:
         services, job = self._services, self._services.switcher.job
         switch = None if job is None else views.job_view(job, time.time())
         return as_json(
-            views.inference_view(services.effects.backend, services.effects.models, services.settings, switch)
+            views.inference_view(
+                services.effects.backend,
+                services.effects.models,
+                services.settings,
+                switch,
+                services.speculation.view(),
+            )
         )
 
     async def inference_stats(self, _: Request) -> Response:
@@ -210,7 +230,8 @@ class BoxApi:
         old one is back in force when the job has failed."""
         order = body_of(request, SwitchOrder)
         note(request, backend=without_secrets(order.backend)[:NAME_MAX])
-        return job_begun(await self._services.switcher.begin(order.backend, actor(request)))
+        approval = await approved(self._services, request, "backend-switch", {"backend": order.backend})
+        return job_begun(await self._services.switcher.begin(order.backend, actor(request), approval=approval))
 
     async def prompts(self, _: Request) -> Response:
         return as_json(self._services.prewarmer.view())
@@ -241,6 +262,8 @@ class BoxApi:
             cancelling = models.cancel(job_id)
         elif (pool := self._services.pool).is_loading(job_id):
             cancelling = pool.cancel(job_id)
+        elif (cache := self._services.cache).has(job_id):
+            cancelling = cache.cancel(job_id)
         else:
             cancelling = self._services.switcher.cancel(job_id)
         return as_json(views.job_view(await cancelling, time.time()))

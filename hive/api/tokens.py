@@ -21,7 +21,7 @@ from hive.errors import BadRequest
 from hive.shapes.tokens import ApiToken, ApiTokens, NewApiToken
 
 if TYPE_CHECKING:
-    from hive.control.services import Services
+    from hive.api.services import Services
 
 ALL = Flag("all", "1: also those that are good no longer.")
 EXPIRES_MAX_S = 10 * 365 * schedule_times.DAY_S

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from hive.backends import ask, openapi
 from hive.backends.conversation import LOAD_S, AskedServer, ControlAnswer, Conversation, Pause, Question
-from hive.backends.counters import PrefixCache, ReportedLimits
+from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
 from hive.backends.kinds import spec_of
-from hive.backends.spec import BackendSpec, Sleeping
+from hive.backends.spec import BackendSpec, KeptPrompt, Sleeping
 from hive.domain import Dialect, FoundCapabilities, ModelInfo, origin_of
 from hive.errors import BackendTimeout, HiveError, NotSupported
 from hive.host.access import NO_ACCESS, RemoteAccess
@@ -35,9 +35,9 @@ async def within(limit_s: float, what: str) -> AsyncIterator[None]:
 class BackendControl:
     """One inference server at one address; control questions only, requests of agents go through the proxy.
 
-    No question sends a prompt, loads a model or wakes a sleeping one; only `load`, `unload`, `fall_asleep` and `wake`
-    change anything. Each question is answered within 2 s, by a server on another machine within 5 s, or fails. The
-    server may come and go between two questions; nothing is remembered here.
+    No question sends a prompt, loads a model or wakes a sleeping one; only `load`, `unload`, `erase`, `fall_asleep`
+    and `wake` change anything. Each question is answered within 2 s, by a server on another machine within 5 s, or
+    fails. The server may come and go between two questions; nothing is remembered here.
     """
 
     def __init__(self, spec: BackendSpec, address: str, access: RemoteAccess = NO_ACCESS) -> None:
@@ -90,6 +90,16 @@ class BackendControl:
         """Its counters of prompt tokens since it started, None where it tells none or does not answer. Never raises."""
         return await self._carry_on(self._asking.prefix_cache())
 
+    async def kv_usage(self) -> float | None:
+        """The share of its cache of keys and values that is in use, from 0 to 1; None where it does not tell. Never
+        raises."""
+        return await self._carry_on(self._asking.kv_usage())
+
+    async def drafts(self) -> Drafts | None:
+        """Its counters of drafted tokens since it started, None where it tells none or does not answer. Never
+        raises."""
+        return await self._carry_on(self._asking.drafts())
+
     async def capabilities(self) -> FoundCapabilities:
         """Description of itself; without one in 10 s what is taken for granted of its kind. Never raises."""
         path, described = self._asking.described_at, None
@@ -125,6 +135,19 @@ class BackendControl:
         if self._asking.unload is None:
             raise NotSupported(f"{model} is not unloaded on request: {self._asking.why_not_load}")
         await self._carry_on(self._asking.unload(self._server, model))
+
+    async def kept(self, model: str) -> list[KeptPrompt]:
+        """Prompts that it keeps, slot by slot. Raises NotSupported, BackendDown, BackendTimeout."""
+        if self._asking.kept is None:
+            raise NotSupported(f"{self._spec.label} has no slots")
+        return await self._carry_on(self._asking.kept(self._server, model))
+
+    async def erase(self, model: str, slot: int) -> int:
+        """The tokens that were in an idle slot and are in it no more. Raises as `kept`; BackendTimeout where it is busy
+        by now."""
+        if self._asking.erase is None:
+            raise NotSupported(f"{self._spec.label} has no slots")
+        return await self._carry_on(self._asking.erase(self._server, model, slot))
 
     async def converse(self, make: Callable[[AskedServer], Conversation[Result]]) -> Result:
         """The result of a conversation that only servers of its kind have; raises what that raises."""

@@ -27,6 +27,19 @@ def choose_places(kind: str, told: int | None, settings: Settings) -> tuple[int 
     return spec_of(kind).places(told, settings.inference)
 
 
+def named_slots(kind: str, told: int | None, settings: Settings) -> int:
+    """The slots of such a server that Hive names for requests, as what is there is parked; 0 for none.
+
+    >>> from hive.settings.table import InferenceSection
+    >>> parking = Settings(inference=InferenceSection(llama_slot_dir="/d"))
+    >>> named_slots("llama", 4, Settings()), named_slots("llama", 4, parking), named_slots("vllm", 4, parking)
+    (0, 4, 0)
+    """
+    inference = settings.inference
+    is_on = bool(inference.llama_slot_dir) and not inference.llama_cache_ram_mb
+    return told or 0 if is_on and spec_of(kind).asking.save_slot is not None else 0
+
+
 def takes_priority(kind: str, settings: Settings) -> bool:
     """Whether the backend orders its own queue by the `priority` of a request."""
     return spec_of(kind).orders_by_priority(settings.inference)

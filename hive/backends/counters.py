@@ -25,6 +25,13 @@ class PrefixCache(msgspec.Struct, frozen=True):
     hit: int
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """Tokens since the server started: drafted, and of those accepted by the model."""
+
+    drafted: int
+    accepted: int
+
+
 def gauge(exposition: bytes, name: str) -> int | None:
     """The sum of a gauge over its labels in a Prometheus text, None where it is not there.
 
@@ -32,11 +39,45 @@ def gauge(exposition: bytes, name: str) -> int | None:
 'vllm:num_requests_waiting')
     3
     """
-    found = re.findall(rb"^%b(?:\{.*\})? +([0-9.e+]{1,20})" % re.escape(name.encode()), exposition, re.MULTILINE)
+    found = _values(exposition, name)
     try:
-        return int(sum(map(float, found))) if found else None
-    except (ValueError, OverflowError):
+        return int(sum(found)) if found else None
+    except (OverflowError, ValueError):
         return None
+
+
+def share(exposition: bytes, name: str) -> float | None:
+    """A gauge from 0 to 1, the mean over its labels; None where it is not there or is something else.
+
+    >>> share(b'vllm:kv_cache_usage_perc{engine="0"} 0.5\\nvllm:kv_cache_usage_perc{engine="1"} 2.5e-01\\n', \
+'vllm:kv_cache_usage_perc')
+    0.375
+    >>> share(b'x 45\\n', 'x'), share(b'x NaN\\n', 'x'), share(b'', 'x')
+    (None, None, None)
+    """
+    found = _values(exposition, name)
+    mean = sum(found) / len(found) if found else None
+    return mean if mean is not None and 0 <= mean <= 1 else None
+
+
+def _values(exposition: bytes, name: str) -> list[float]:
+    found = re.findall(rb"^%b(?:\{.*\})? +([0-9.e+-]{1,30})" % re.escape(name.encode()), exposition, re.MULTILINE)
+    try:
+        return [float(value) for value in found]
+    except ValueError:
+        return []
+
+
+def draft_counters(exposition: bytes, server: str) -> Drafts | None:
+    """The counters of speculation, which vLLM and llama-server name alike; None where one is missing: it does not
+    speculate, or cannot say so.
+
+    >>> told = b"x:spec_decode_num_draft_tokens_total 50\\nx:spec_decode_num_accepted_tokens_total 20\\n"
+    >>> draft_counters(told, "x"), draft_counters(told, "y")
+    (Drafts(drafted=50, accepted=20), None)
+    """
+    counts = [gauge(exposition, f"{server}:spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted")]
+    return None if counts[0] is None or counts[1] is None else Drafts(counts[0], counts[1])
 
 
 def prefix_counters(exposition: bytes, queried: str, hit: str) -> PrefixCache | None:

@@ -42,5 +42,6 @@ SPEC = BackendSpec(
     requests=Requests(),
     places=places,
     prefix_cache="none",
+    why_not_flush="the demo backend keeps nothing of a prompt",
     is_canned=True,
 )

@@ -19,8 +19,9 @@ GGUF = ".gguf"
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of the pool as it is described. `id`: of its slot; `path`: its file or directory, of Ollama's models
-    their name there; `origin`: where it is described, for people."""
+    """One model of the pool as it is described. `id`: of its slot; `path`: its file or directory, of Ollama's and
+    remote ones their name there; `origin`: where it is described, for people; `draft`: the files of the model that it
+    drafts with."""
 
     id: str
     name: str
@@ -28,17 +29,27 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     row: ModelRow
     origin: str = ""
+    draft: Path | None = None
 
     @property
     def at_server(self) -> str:
         """The name by which its server knows it."""
-        return str(self.path) if self.is_ollamas else self.name
+        return self.name if self.has_server_here else str(self.path)
 
     @property
     def is_ollamas(self) -> bool:
-        """Whether it is one of the models of an Ollama; every other one has a server of its own, which the helper
-        starts."""
+        """Whether it is one of the models of an Ollama."""
         return self.kind == BackendKind.OLLAMA
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its server is somebody else's, at `url`: it takes no memory here."""
+        return self.kind == BackendKind.REMOTE
+
+    @property
+    def has_server_here(self) -> bool:
+        """Whether it has a server of its own, which the helper starts."""
+        return not (self.is_ollamas or self.is_remote)
 
 
 def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> dict[str, ModelEntry]:
@@ -49,6 +60,9 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
         return {}
     entries: dict[str, ModelEntry] = {}
     for name, row in settings.models.items():
+        if row.role == "draft":  # it has no server of its own, so nobody can ask for it
+            continue
+        draft = settings.models.get(row.draft) if row.draft else None
         entries[slot_id(name)] = ModelEntry(
             id=slot_id(name),
             name=name,
@@ -56,9 +70,10 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
             path=Path(row.file or name),
             row=row,
             origin=f"[model {name}]",
+            draft=None if draft is None else Path(draft.file),
         )
     for name, path in (found or {}).items() if settings.pool.found else ():
-        if slot_id(name) not in entries:
+        if name not in settings.models and slot_id(name) not in entries:
             kind = BackendKind.LLAMA if path.suffix == GGUF else BackendKind.VLLM
             row = ModelRow(backend=kind, file=str(path))
             entries[slot_id(name)] = ModelEntry(
@@ -69,4 +84,4 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
 
 def started_entries(entries: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:
     """Those of them with a server of their own."""
-    return {id: entry for id, entry in entries.items() if not entry.is_ollamas}
+    return {id: entry for id, entry in entries.items() if entry.has_server_here}

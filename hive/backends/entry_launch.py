@@ -49,6 +49,7 @@ def launch_entry(
         raise BadRequest(f"{entry.name} is a model of Ollama, which has no server for it alone")
     row = entry.row
     own = row.context or (inference.llama_context if entry.kind == BackendKind.LLAMA else 0)
+    inference = msgspec.structs.replace(inference, vllm_context=0)  # that is of the service of `hive backend`
     if own and context > own:
         raise BadRequest(f"{entry.name} has a context of {own} tokens, and {context} were granted")
     is_llama = entry.kind == BackendKind.LLAMA
@@ -79,6 +80,8 @@ def _llama_fields(entry: ModelEntry, context: int, inference: InferenceSection) 
         "llama_model": str(entry.path),
         "llama_context": context,
         "llama_parallel": entry.row.parallel or inference.llama_parallel,
+        "llama_speculative_model": "" if entry.draft is None else str(entry.draft),
+        **_speculation(entry, inference),
     }
 
 
@@ -87,9 +90,19 @@ def _vllm_fields(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
         "default_model": entry.name,
         "vllm_model": str(entry.path),
         "vllm_max_sequences": entry.row.parallel or inference.vllm_max_sequences,
-        "vllm_speculative_model": "",
+        "vllm_speculative_model": "" if entry.draft is None else str(entry.draft),
+        **_speculation(entry, inference),
         # It refuses to start where this share of the GPU is not free, also if its cache is told in bytes.
         "vllm_gpu_memory_util": 0.01,
+    }
+
+
+def _speculation(entry: ModelEntry, inference: InferenceSection) -> dict[str, object]:
+    """An entry speaks for itself: what [inference] says is of the service of `hive backend`."""
+    row = entry.row
+    return {
+        "speculative": row.speculative,
+        "speculative_draft_tokens": row.speculative_draft_tokens or inference.speculative_draft_tokens,
     }
 
 
@@ -105,7 +118,7 @@ def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str
     if row.category == "embedding":
         more.append("--embeddings")
     if gpus:  # all layers, or an error: layers that are left on the host would be slow, and told to nobody
-        more += ["-ngl", "999"]
+        more += ["-ngl", "999", *(("--spec-draft-ngl", "999") if entry.draft is not None else ())]
         variables["LLAMA_ARG_FIT"] = "off"
     else:  # prompts that it keeps besides its context would be memory that nobody has granted
         variables |= {"LLAMA_ARG_DEVICE": "none", "LLAMA_ARG_CACHE_RAM": "0"}
@@ -137,6 +150,8 @@ def _vllm_more(
 
 def _named(needed: Needed, entry: ModelEntry) -> Needed:
     """The path as the description of the model names it."""
+    if needed.path == entry.draft:
+        return Needed("draft", needed.path, f"put it there, or change [model {entry.row.draft}]")
     if needed.path != entry.path:
         return needed
     return Needed("file", needed.path, f"put it there, or change {entry.origin}")

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from hive.backends.command_line import Launch, Order
 from hive.backends.kinds import spec_of
 from hive.domain import BackendKind
-from hive.settings.table import InferenceSection
+from hive.models.salts import cache_group
+from hive.settings.table import InferenceSection, Settings
 
 RUNTIME = Path("/run/hive-inference")
 """Directory in which an installed Hive's inference servers listen."""
@@ -63,6 +66,22 @@ def launch(
     if how is None:
         raise ValueError(f"{kind} is no program that settings describe (the demo backend is Hive's own)")
     return how(Order(inference, shown_environment(environment, state), socket_of(kind, runtime), state))
+
+
+def without_ram_cache(settings: Settings) -> InferenceSection:
+    """The settings of a server: prompts of more than one cache group are kept where a flush reaches them.
+
+    >>> from hive.settings.table import TenantRow
+    >>> inference = InferenceSection(llama_cache_ram_mb=512)
+    >>> one, two = Settings(inference=inference), Settings(inference=inference, tenants={"acme": TenantRow()})
+    >>> without_ram_cache(one).llama_cache_ram_mb, without_ram_cache(two).llama_cache_ram_mb
+    (512, 0)
+    """
+    groups = {cache_group(name, row.cache_group) for name, row in settings.tenants.items()}
+    if "default" not in settings.tenants:
+        groups.add(cache_group("default", ""))
+    inference = settings.inference
+    return inference if len(groups) == 1 else msgspec.structs.replace(inference, llama_cache_ram_mb=0)
 
 
 def shown_environment(environment: Mapping[str, str], state: Path) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+from urllib.parse import quote
+
 import msgspec
 
 from hive.backends import openai_answers
@@ -16,6 +19,7 @@ from hive.backends.conversation import (
     Question,
     check_done,
     decoded,
+    get,
     json_of,
     post,
     shape,
@@ -23,11 +27,13 @@ from hive.backends.conversation import (
     text_in,
     texts,
 )
-from hive.backends.counters import PrefixCache, ReportedLimits, gauge, prefix_counters
+from hive.backends.counters import Drafts, PrefixCache, ReportedLimits, draft_counters, gauge, prefix_counters, share
 from hive.backends.openai_answers import MODELS
-from hive.backends.spec import Asking, BackendSpec, Fields, Requests
+from hive.backends.spec import Asking, BackendSpec, Fields, KeptPrompt, Requests
+from hive.backends.speculation import llama_words
 from hive.domain import BackendKind, Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, NotFound, NotSupported
+from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS, NO_SCHEMA, Over
 from hive.models.salts import NOT_KEPT
 from hive.settings.table import InferenceSection
@@ -36,6 +42,12 @@ LOOK_S = 0.1
 MOST_TEMPLATE = 64 * 1024
 """Characters of a chat template that are passed on; of a longer one nothing is."""
 MOST_META = 32
+ENGINE = "engine"
+"""Directory in `llama_slot_dir` where servers write: what is there is nobody's to keep."""
+ERASE_S = 1.0
+SAVE_S = 5.0
+RESTORE_S = 60.0
+"""A request waits less long, but what comes late is to be known."""
 PING_S = 1
 """A llama-server that is stopped ends at the next ping: after 30 s with its default (seen, commit 0c1e570)."""
 _KEPT = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -83,6 +95,45 @@ class _Model(msgspec.Struct):
     owned_by: str = ""
     created: int = 0
     meta: _Meta | None = None
+
+
+class _Slot(msgspec.Struct):
+    """An older llama-server tells of no tokens."""
+
+    id: int
+    is_processing: bool
+    id_task: int = -1
+    n_prompt_tokens: int | None = None
+    n_prompt_tokens_cache: int | None = None
+    n_prompt_tokens_processed: int | None = None
+
+
+class _Erased(msgspec.Struct):
+    n_erased: int
+
+
+class _Saved(msgspec.Struct):
+    n_saved: int
+    n_written: int
+
+
+class _Restored(msgspec.Struct):
+    n_restored: int
+    n_read: int
+
+
+_Told = TypeVar("_Told", _Saved, _Restored)
+
+
+class _Generation(msgspec.Struct, frozen=True):
+    n_ctx: int = 0
+
+
+class _MadeFor(msgspec.Struct):
+    build_info: str
+    model_path: str = ""
+    total_slots: int | None = None
+    default_generation_settings: _Generation = _Generation()
 
 
 class _Models(msgspec.Struct):
@@ -153,6 +204,18 @@ def prefix_cache() -> Conversation[PrefixCache | None]:
     return None if metrics is None else cached_in(metrics)
 
 
+def kv_usage() -> Conversation[float | None]:
+    """An older llama-server tells it; that of 0.5.0 has no such figure, and /slots does not say what answers take."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else share(metrics, "llamacpp:kv_cache_usage_ratio")
+
+
+def drafts() -> Conversation[Drafts | None]:
+    """Its counters of speculation."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else draft_counters(metrics, "llamacpp")
+
+
 def cached_in(metrics: bytes) -> PrefixCache | None:
     """It counts the tokens it had in its cache apart from those it read.
 
@@ -177,6 +240,79 @@ def load(server: AskedServer, name: str) -> Conversation[None]:
 def unload(server: AskedServer, name: str) -> Conversation[None]:
     if (yield from _status(server, name)) != "unloaded":
         check_done((yield from post("/models/unload", {"model": name}, within_s=LOAD_S)), server)
+
+
+def kept(server: AskedServer, name: str) -> Conversation[list[KeptPrompt]]:
+    """Contents of the slots of the model's server. A router passes the question on, and loads nothing for it."""
+    path = f"/slots?model={quote(name, safe='')}&autoload=false"
+    answer = yield from get(path)
+    if answer.status == 501:
+        raise NotSupported(f"{server} does not tell of its slots", hint="llama-server needs --slots")
+    return [
+        KeptPrompt(
+            slot.id,
+            slot.is_processing,
+            slot.id_task,
+            slot.n_prompt_tokens,
+            slot.n_prompt_tokens_cache,
+            slot.n_prompt_tokens_processed,
+        )
+        for slot in decoded(server, "/slots", answer, list[_Slot])
+    ]
+
+
+def erase(server: AskedServer, name: str, slot: int) -> Conversation[int]:
+    """The tokens that were in it. A busy one is erased when its request ends, so the question is dropped sooner: it
+    would stand before requests that wait for any slot."""
+    answer = yield from post(f"/slots/{slot}?action=erase&autoload=false", {"model": name}, within_s=ERASE_S)
+    if answer.status == 501:
+        raise NotSupported(f"{server} erases nothing that it keeps", hint="llama-server needs --slot-save-path")
+    check_done(answer, server)
+    try:
+        return msgspec.json.decode(answer.body, type=_Erased).n_erased
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendDown(f"{server} answers an erase with something else: {error}") from None
+
+
+def slots_made_for(server: AskedServer) -> Conversation[tuple[str, list[str]]]:
+    """All that it tells of what a saved slot is good for: its build, its model, the context of a slot, its adapters;
+    and the files of model and adapters. Raises NotSupported for a router, whose slots are its models'."""
+    told = yield from shape(server, "/props", _MadeFor)
+    if not told.model_path or told.total_slots is None:
+        raise NotSupported(f"{server} is a router")
+    listed = yield from shape(server, MODELS, _Models)
+    adapters = yield from shape(server, "/lora-adapters", list[dict[str, Any]])
+    meta = [{**(model.meta or {}), "id": model.id} for model in listed.data]
+    facts = [told.build_info, told.model_path, told.default_generation_settings, told.total_slots, meta, adapters]
+    return msgspec.json.encode(facts, order="deterministic").decode(), [
+        told.model_path,
+        *(str(adapter.get("path", "")) for adapter in adapters),
+    ]
+
+
+def save_slot(server: AskedServer, slot: int, filename: str) -> Conversation[tuple[int, int]]:
+    """Tokens and bytes that were written to a file of this name in its own directory. A busy slot is saved when its
+    request ends, so the question is dropped sooner."""
+    answer = yield from post(f"/slots/{slot}?action=save", {"filename": filename}, within_s=SAVE_S)
+    told = _slot_done(server, answer, _Saved)
+    return told.n_saved, told.n_written
+
+
+def restore_slot(server: AskedServer, slot: int, filename: str) -> Conversation[tuple[int, int]]:
+    """Tokens and bytes that were read. Raises BackendDown for a file that it does not take; the slot is empty then."""
+    answer = yield from post(f"/slots/{slot}?action=restore", {"filename": filename}, within_s=RESTORE_S)
+    told = _slot_done(server, answer, _Restored)
+    return told.n_restored, told.n_read
+
+
+def _slot_done(server: AskedServer, answer: ControlAnswer, kind: type[_Told]) -> _Told:
+    if answer.status == 501:
+        raise NotSupported(f"{server} saves no slot", hint="llama-server needs --slot-save-path")
+    check_done(answer, server)
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendDown(f"{server} answers with something else: {error}") from None
 
 
 def _status(server: AskedServer, name: str) -> Conversation[str]:
@@ -246,11 +382,17 @@ PASSED_OVER = {  # measured with 0c1e570
 }
 
 
-def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:  # noqa: ARG001 - it has no groups
+def cache_fields(
+    endpoint: str,
+    group: str,  # noqa: ARG001 - it has no groups
+    tag: str,  # noqa: ARG001
+    apart: bool,
+    flushed: tuple[str, ...],  # noqa: ARG001 - its slots are erased
+) -> Fields:
     """It can only be told not to look at what it kept.
 
-    >>> cache_fields("/v1/completions", "tenant a", "", True), cache_fields("/v1/completions", "tenant a", "", False)
-    ((('cache_prompt', b'false'),), ())
+    >>> [cache_fields("/v1/completions", "tenant a", "", apart, ()) for apart in (True, False)]
+    [(('cache_prompt', b'false'),), ()]
     """
     return (NOT_KEPT,) if apart and endpoint in _KEPT else ()
 
@@ -264,6 +406,10 @@ def places(told: int | None, inference: InferenceSection) -> tuple[int | None, s
     return None, "it does not tell; [proxy] backend_concurrency sets a limit"
 
 
+def _slot_place(inference: InferenceSection, state: str) -> str:
+    return f"{inference.llama_slot_dir}/{ENGINE}" if inference.llama_slot_dir else state
+
+
 def launch(order: Order) -> Launch:
     inference, path = order.inference, order.inference.llama_model
     one = ("-m", path, "--alias", served_name(inference.default_model, path))
@@ -273,9 +419,16 @@ def launch(order: Order) -> Launch:
         *("--parallel", str(inference.llama_parallel), "-c", str(inference.llama_context)),
         *("--slots", "--metrics", "--sse-ping-interval", str(PING_S)),
         *("--offline", "--no-webui"),
+        *(speculation := llama_words(inference)),
+        # A flush erases slots; what is kept in RAM besides none reaches, and then none is to be said to have.
+        *(() if inference.llama_cache_ram_mb else ("--slot-save-path", _slot_place(inference, str(order.state)))),
     )
-    needed = (program("llama_program", inference.llama_program), model("llama_model", inference.llama_model))
-    return Launch(command, order.environment, needed, order.socket)
+    # A variable: an older one does not know the flag, and has no such cache.
+    kept = {"LLAMA_ARG_CACHE_RAM": str(inference.llama_cache_ram_mb)}
+    needed = [program("llama_program", inference.llama_program), model("llama_model", inference.llama_model)]
+    if "-md" in speculation:
+        needed.append(model("llama_speculative_model", inference.llama_speculative_model))
+    return Launch(command, order.environment | kept, tuple(needed), order.socket)
 
 
 SPEC = BackendSpec(
@@ -299,11 +452,18 @@ SPEC = BackendSpec(
         mark=mark,
         busy=busy,
         prefix_cache=prefix_cache,
+        kv_usage=kv_usage,
+        drafts=drafts,
         loaded=loaded,
         load=load,
         unload=unload,
+        kept=kept,
+        erase=erase,
         # A router lists what was in its directory when it started, until it is told to look again (seen, 0c1e570).
         look_for_files_at="/models?reload=1",
+        slots_made_for=slots_made_for,
+        save_slot=save_slot,
+        restore_slot=restore_slot,
     ),
     one_token=openai_answers.completion,
     tokens_in=openai_answers.tokens_in,
@@ -313,9 +473,11 @@ SPEC = BackendSpec(
         cannot_keep_apart=("/v1/messages",),
         tells_cost=True,
         grammar="grammar_llama",
+        takes_slot=_KEPT,
     ),
     places=places,
     prefix_cache="separated: cache_prompt off when tenants differ",
+    flushed_by=FlushedBy.SLOTS,
     can_separate=True,
     model_format="gguf",
     model_key="llama_model",

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
-from hive.errors import BadRequest, NotFound, NotPermitted
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 
 GGUF = ".gguf"
 READ_BY = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
@@ -48,7 +48,8 @@ class GgufHeader(NamedTuple):
     """A GGUF file's words about its model, as far as it has any; of a model in shards the first one says most.
 
     `kv_heads`, `heads`: one number, or one for each layer. `key_length`, `value_length`: values of one head.
-    `file_type`: llama.cpp's number of a quantization. `weights`: of all tensors of this file.
+    `file_type`: llama.cpp's number of a quantization. `weights`: of all tensors of this file;
+    `vocabulary`: how many tokens it knows.
     """
 
     architecture: str = ""
@@ -62,6 +63,7 @@ class GgufHeader(NamedTuple):
     size_label: str = ""
     file_type: int | None = None
     weights: int = 0
+    vocabulary: int | None = None
 
 
 class File(NamedTuple):
@@ -150,9 +152,12 @@ def check_gguf(file: BinaryIO, size: int) -> GgufHeader:
     if not tensors:
         raise BadRequest("it has no tensors: a vocabulary alone is no model")
     kept: dict[bytes, _Value] = {}
+    vocabulary: int | None = None
     for _ in range(keys):
         name = reader.name()
         value = reader.value(reader.number("<I"))
+        if name == _TOKENS:
+            vocabulary = reader.texts
         if value is not None and (name in _GENERAL or name.partition(b".")[2] in _OF_ARCHITECTURE):
             kept[name] = value
     alignment = kept.get(b"general.alignment")
@@ -161,9 +166,10 @@ def check_gguf(file: BinaryIO, size: int) -> GgufHeader:
     begins = -(-file.tell() // alignment) * alignment
     if (expected := begins + max(end for end, _ in ends)) > size:
         raise BadRequest(f"it is {size} bytes long and should be {expected}: it was not copied to its end")
-    return _header(kept, sum(weights for _, weights in ends))
+    return _header(kept, sum(weights for _, weights in ends))._replace(vocabulary=vocabulary)
 
 
+_TOKENS = b"tokenizer.ggml.tokens"
 _Value = int | bytes | tuple[int, ...]
 _GENERAL = frozenset((b"general.architecture", b"general.alignment", b"general.file_type", b"general.size_label"))
 _OF_ARCHITECTURE = frozenset(
@@ -235,6 +241,8 @@ class _Reader:
         self._file = file
         self._size = size
         self._most = min(size, HEADER_MAX_BYTES)
+        self.texts: int | None = None
+        """Of the last array of texts that was passed over."""
 
     def number(self, format: str) -> int:
         data = self._file.read(struct.calcsize(format))
@@ -272,8 +280,10 @@ class _Reader:
         if type_ != _ARRAY:
             raise BadRequest(f"a value of type {type_}: that is no GGUF")
         of, length = self.number("<I"), self.number("<Q")
+        self.texts = None
         if of == _TEXT:
             self._skip_texts(length)
+            self.texts = length
         elif of in _WHOLE and length <= MOST_LAYERS:
             return tuple(self.number(_SCALARS[of]) for _ in range(length))
         elif of in _SCALARS:
@@ -325,6 +335,10 @@ class _Reader:
 class _Config(msgspec.Struct):
     model_type: str = ""
     architectures: list[str] | None = None
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab_size: int | None = None
 
 
 class _Tensor(msgspec.Struct):
@@ -384,6 +398,17 @@ def check_safetensors(file: BinaryIO, size: int) -> None:
         raise BadRequest("it has no tensors")
     if 8 + length + max(ends) != size:
         raise BadRequest(f"it is {size} bytes long and should be {8 + length + max(ends)}")
+
+
+def read_vocabulary(path: str | Path) -> int | None:
+    """Tokens that the model at `path` knows; None where it does not tell, or is no model. It reads the disk."""
+    try:
+        found = find(Path(path))
+        if found.format is Format.GGUF:
+            return None if found.files[0].header is None else found.files[0].header.vocabulary
+        return _json(Path(path) / "config.json", _Vocabulary).vocab_size
+    except (HiveError, OSError):
+        return None
 
 
 def _json(path: Path, shape: type[Shape]) -> Shape:

@@ -26,6 +26,7 @@ from hive.backends.openai_answers import ONE_TOKEN_PROMPT
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests
 from hive.domain import BackendKind, Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, NotSupported
+from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS, NO_SCHEMA, Over
 from hive.models.whereabouts import Whereabouts, is_of_the_cloud, would_leave
 from hive.settings.table import InferenceSection
@@ -292,6 +293,7 @@ SPEC = BackendSpec(
     ),
     places=places,
     prefix_cache="shared between all agents (Ollama cannot separate it)",
+    flushed_by=FlushedBy.LOAD,
     why_far=why_far,
     fetches=True,
     program=lambda inference: inference.ollama_program,

@@ -12,8 +12,9 @@ import msgspec
 
 from hive.backends.command_line import Launch, Order
 from hive.backends.conversation import Answers, AskedServer, Conversation, constant
-from hive.backends.counters import PrefixCache, ReportedLimits
+from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
 from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo
+from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import Over
 from hive.settings.table import InferenceSection
 
@@ -21,12 +22,28 @@ Fields = tuple[tuple[str, bytes], ...]
 """Members of a request's body: name and raw JSON."""
 
 
+class KeptPrompt(msgspec.Struct, frozen=True):
+    """One of a server's slots, with what it keeps of a prompt there. `task`: a number of the request that is there, or
+    was last; -1 for none. `tokens`: kept; of a busy one `reused`: what its request found there, and `read`: what it has
+    read of its prompt; each None where the server does not tell."""
+
+    slot: int
+    is_busy: bool
+    task: int = -1
+    tokens: int | None = 0
+    reused: int | None = 0
+    read: int | None = 0
+
+
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """The control questions. Nobody's prompt is in them, and none but `load` and `unload` changes anything.
+    """The control questions. Nobody's prompt is in them, and none but `load`, `unload` and `erase` changes anything.
 
     `health_path` answers 200 exactly while a request would be served. `why_not_load`: a sentence, for a kind without
-    `load` and `unload`. `described_at`: where it describes what it takes, in OpenAPI; `assumed`: what is taken for
-    granted where it does not. `look_for_files_at`: asked for so that it looks for models that came or went.
+    `load` and `unload`. `kept`, `erase`: of a kind whose flush is to erase slots, for a model: what is in them, and the
+    tokens that were in one, which is idle. `described_at`: where it describes what it takes, in OpenAPI; `assumed`:
+    what is taken for granted where it does not. `look_for_files_at`: asked for so that it looks for models that came or
+    went. `slots_made_for`, `save_slot`, `restore_slot`: of a kind whose slots are parked (hive.parking): what a saved
+    one is good for, with the path of the model; tokens and bytes that were written, or read.
     """
 
     health_path: str
@@ -35,13 +52,20 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     mark: Callable[[AskedServer], Conversation[str]] = lambda _: constant("")
     busy: Callable[[], Conversation[ReportedLimits]] = lambda: constant(ReportedLimits())
     prefix_cache: Callable[[], Conversation[PrefixCache | None]] = lambda: constant(None)
+    kv_usage: Callable[[], Conversation[float | None]] = lambda: constant(None)
+    drafts: Callable[[], Conversation[Drafts | None]] = lambda: constant(None)
     loaded: Callable[[AskedServer], Conversation[frozenset[str] | None]] = lambda _: constant(None)
     load: Callable[[AskedServer, str], Conversation[None]] | None = None
     unload: Callable[[AskedServer, str], Conversation[None]] | None = None
     why_not_load: str = ""
+    kept: Callable[[AskedServer, str], Conversation[list[KeptPrompt]]] | None = None
+    erase: Callable[[AskedServer, str, int], Conversation[int]] | None = None
     described_at: str = ""
     assumed: FoundCapabilities = FoundCapabilities()
     look_for_files_at: str = ""
+    slots_made_for: Callable[[AskedServer], Conversation[tuple[str, list[str]]]] | None = None
+    save_slot: Callable[[AskedServer, int, str], Conversation[tuple[int, int]]] | None = None
+    restore_slot: Callable[[AskedServer, int, str], Conversation[tuple[int, int]]] | None = None
 
 
 class Sleeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +90,17 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
     `pooled_fields`: fields that are put into a request to a model of the pool. `cannot_keep_apart`: beginnings of the
     endpoints where prompts of several tenants would meet in its cache, of a kind that can keep them apart elsewhere.
+    `cache_fields` gets the parts of the salt that flushes have raised, too (`CacheEpochs.parts`).
     `limit_by_first_name`: whether a limit of tokens may be told by both of its names. `short_completions`: whether its
     own limit at `/v1/completions` is OpenAI's, 16 tokens. `tells_cost`: whether each of its streams does, unasked.
-    `prompt_target`: where a prompt is read ahead; `why_not_ahead`: why it is not.
+    `takes_slot`: endpoints at which a request may name its slot. `prompt_target`: where a prompt is read ahead;
+    `why_not_ahead`: why it is not.
     """
 
     passed_over: Mapping[str, tuple[Over, ...]] = {}
-    cache_fields: Callable[[str, str, str, bool], Fields] = lambda endpoint, group, tag, apart: ()  # noqa: ARG005
+    cache_fields: Callable[[str, str, str, bool, tuple[str, ...]], Fields] = (
+        lambda endpoint, group, tag, apart, flushed: ()  # noqa: ARG005
+    )
     priority_fields: Callable[[str, Band], Fields] = lambda endpoint, band: ()  # noqa: ARG005
     pooled_fields: Callable[[str], Fields] = lambda endpoint: ()  # noqa: ARG005
     cannot_keep_apart: tuple[str, ...] = ()
@@ -81,6 +109,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     short_completions: bool = False
     tells_cost: bool = False
     grammar: str = "grammar_remote"
+    takes_slot: frozenset[str] = frozenset()
     prompt_target: bytes = b"/v1/chat/completions"
     why_not_ahead: str = ""
 
@@ -117,6 +146,9 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     orders_by_priority: Callable[[InferenceSection], bool] = lambda _: False
     prefix_cache: str
     """Callers that may meet each other's prompts in its prefix cache, in words."""
+    flushed_by: FlushedBy = FlushedBy.NONE
+    why_not_flush: str = ""
+    """A clause, for a kind that no flush reaches."""
     can_separate: bool = False
     """True if it can be told to keep prompts apart; without cache_isolation it is not."""
     why_far: Callable[[ModelInfo], str] | None = None

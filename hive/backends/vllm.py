@@ -20,17 +20,17 @@ from hive.backends.conversation import (
     text,
     text_in,
 )
-from hive.backends.counters import PrefixCache, ReportedLimits, gauge, prefix_counters
+from hive.backends.counters import Drafts, PrefixCache, ReportedLimits, draft_counters, gauge, prefix_counters, share
 from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
+from hive.backends.speculation import DRAFT, vllm_words
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout
+from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS
 from hive.models.salts import salt
 from hive.settings.table import InferenceSection
 
-DRAFT_TOKENS = 5
-"""Tokens the draft model is ahead (`num_speculative_tokens`, which has no default; its documentation uses 5)."""
 PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
 """A lower number goes first."""
 _SCORES = ("/v1/rerank", "/rerank", "/v1/score", "/score")
@@ -101,6 +101,17 @@ def prefix_cache() -> Conversation[PrefixCache | None]:
     """vLLM without prefix caching has no counters."""
     metrics = yield from text("/metrics")
     return None if metrics is None else cached_in(metrics)
+
+
+def kv_usage() -> Conversation[float | None]:
+    metrics = yield from text("/metrics")
+    return None if metrics is None else share(metrics, "vllm:kv_cache_usage_perc")
+
+
+def drafts() -> Conversation[Drafts | None]:
+    """Its counters of speculation."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else draft_counters(metrics, "vllm")
 
 
 def cached_in(metrics: bytes) -> PrefixCache | None:
@@ -181,13 +192,20 @@ def _done(server: AskedServer, path: str, body: dict[str, object]) -> Conversati
 # --- what requests say to it -------------------------------------------------------------------------------------
 
 
-def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:  # noqa: ARG001 - a salt costs nothing
-    """The salt of a group.
+def cache_fields(
+    endpoint: str,
+    group: str,
+    tag: str,
+    apart: bool,  # noqa: ARG001 - a salt costs nothing
+    flushed: tuple[str, ...],
+) -> Fields:
+    """The salt of a group; another one after each flush of it.
 
-    >>> [name for name, raw in cache_fields("/v1/completions", "tenant a", "", False)]
-    ['cache_salt']
+    >>> before, after = (cache_fields("/v1/completions", "tenant a", "", False, (x,)) for x in ("all 1", "all 2"))
+    >>> before[0][0], before == after
+    ('cache_salt', False)
     """
-    return (("cache_salt", msgspec.json.encode(salt(group, tag))),) if endpoint in _SALTED else ()
+    return (("cache_salt", msgspec.json.encode(salt(group, tag, *flushed))),) if endpoint in _SALTED else ()
 
 
 def priority_fields(endpoint: str, band: Band) -> Fields:
@@ -215,6 +233,7 @@ def launch(order: Order) -> Launch:
         "--enable-prefix-caching" if inference.vllm_prefix_caching else "--no-enable-prefix-caching",
         "--enable-chunked-prefill",
         *("--max-num-seqs", str(inference.vllm_max_sequences)),
+        *(("--max-model-len", str(inference.vllm_context)) if inference.vllm_context else ()),
         *("--gpu-memory-utilization", f"{inference.vllm_gpu_memory_util:g}"),
         *("--scheduling-policy", inference.vllm_scheduling_policy),
         # Without it nothing tells how much of a prompt came from the cache.
@@ -222,9 +241,8 @@ def launch(order: Order) -> Launch:
         "--disable-uvicorn-access-log",
     ]
     needed = [program("vllm_program", inference.vllm_program), model("vllm_model", inference.vllm_model)]
-    if draft := inference.vllm_speculative_model:
-        config = {"model": draft, "num_speculative_tokens": DRAFT_TOKENS}
-        command += ["--speculative-config", msgspec.json.encode(config).decode()]
+    command += vllm_words(inference)
+    if inference.speculative == DRAFT and (draft := inference.vllm_speculative_model):
         needed.append(model("vllm_speculative_model", draft))
     more = {
         "VLLM_CACHE_ROOT": str(state / "vllm"),
@@ -258,6 +276,8 @@ SPEC = BackendSpec(
         models=models,
         busy=busy,
         prefix_cache=prefix_cache,
+        kv_usage=kv_usage,
+        drafts=drafts,
         loaded=loaded,
         why_not_load="vLLM serves the model it was started with",
         described_at="/openapi.json",  # which `--disable-fastapi-docs` takes away
@@ -275,6 +295,7 @@ SPEC = BackendSpec(
     places=places,
     orders_by_priority=lambda inference: inference.vllm_scheduling_policy == "priority",
     prefix_cache="separated by tenant (salt)",
+    flushed_by=FlushedBy.SALT,
     can_separate=True,
     model_format="hf",
     model_key="vllm_model",

@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -40,6 +40,7 @@ from hive.files.offline_audit import noted
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.paths import make_private
 from hive.settings.file import load_text
+from hive.store import cache_epochs
 from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
@@ -116,6 +117,7 @@ def _restore(place: HiveFiles, source: Path | None) -> RestoreDone:
             return RestoreDone(None, {}, [], [], finished)
         try:
             manifest, parts = _staged(place, source, _staging_made)
+            _note_put_back([_staging(part) for part in parts if part.name == DATABASE])
             for part in parts:
                 _give(_staging(part), part)
             for part in parts:
@@ -216,6 +218,7 @@ def _staged(
     for part in parts:
         if part.name == DATABASE:
             check_database(targets[part.name])
+            _forget_words(targets[part.name])
         elif part.name == RESPONSES:
             check_responses(targets[part.name])
         else:
@@ -250,6 +253,19 @@ def check_database(path: Path) -> None:
     refuse_newer(_checked(path, "agents", schema_of))
 
 
+def _forget_words(path: Path) -> None:
+    """The restored Hive is another box to operation tokens: those used since the backup would be good again. Nor is
+    what was signed then the signers' word now: they may have taken it back since, by a signed unload."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "op_box" in tables:
+            conn.execute("DELETE FROM op_box")
+        if "deployments" in tables:
+            conn.execute("UPDATE deployments SET signature = ''")
+    for side in SIDES:
+        path.with_name(path.name + side).unlink(missing_ok=True)
+
+
 def check_responses(path: Path) -> None:
     """Raises as `check_database`."""
     version = _checked(path, "responses", lambda conn: int(conn.execute("PRAGMA user_version").fetchone()[0]))
@@ -271,6 +287,13 @@ def _checked(path: Path, table: str, look: Callable[[sqlite3.Connection], Found]
     if found != "ok" or ("table", table) not in names or {kind for kind, _ in names} & {"trigger", "view"}:
         raise BadRequest(f"the database in it is none of Hive's: {found}")
     return looked
+
+
+def _note_put_back(databases: Iterable[Path]) -> None:
+    """Has what was flushed since the backup was made stay so."""
+    for path in databases:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            cache_epochs.note_put_back(conn, time.time())
 
 
 def _fold(database: Path) -> None:

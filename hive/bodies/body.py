@@ -10,14 +10,15 @@ bytes never go upstream. Values that no rule names go on exactly as written (`1e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
 
 import msgspec
 
 from hive.bodies import grammar
 from hive.bodies.body_rewriter import IDLE, Draft, member, read_number
 from hive.bodies.json_object import read_object, read_text
+from hive.bodies.needs import BodyNeeds
 from hive.bodies.schemas import SchemaLimits
 from hive.dialects import ollama_loading
 from hive.dialects.fitting import fit
@@ -84,11 +85,12 @@ class Want(msgspec.Struct, frozen=True):
 
 class NamedBody(msgspec.Struct, frozen=True):
     """The part of a body that counts before a server is chosen. `loading`: the model is only to be loaded or
-    unloaded."""
+    unloaded. `needs`: what it needs of a model; None where nobody has looked."""
 
     model: str
     stream: bool
     loading: str = ""
+    needs: BodyNeeds | None = None
 
 
 class BodyChoice(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class BodyChoice(msgspec.Struct, frozen=True):
     served: str
 
 
-class OpenedBody(NamedTuple):
+class OpenedBody(msgspec.Struct, frozen=True):
     """A body after its first step. `text`: the object as JSON, without white space, before any change."""
 
     named: NamedBody
@@ -127,7 +129,7 @@ class Asked(msgspec.Struct, frozen=True):
     `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `served`: the model
     that answers instead of the one named; `sent`: the name that went upstream for it, if it is another than the
     client's. `loading`: the model is to be loaded or unloaded, so that nothing goes
-    upstream.
+    upstream. `several`: more than one answer is asked for, to one prompt or to several.
     """
 
     model: str
@@ -144,6 +146,12 @@ class Asked(msgspec.Struct, frozen=True):
     sent: str = ""
     ignored: tuple[str, ...] = ()
     loading: str = ""
+    several: bool = False
+
+    @property
+    def answering(self) -> str:
+        """The name of the model that answers."""
+        return self.served or self.model
 
     def changes(self) -> bytes:
         """The header lines that tell the client the fields of its body that did not go upstream as they were, or that
@@ -179,7 +187,7 @@ def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
 
     >>> fields = Fields(plain=frozenset({"model", "n"}))
     >>> open_body(b'{"model": "tiny", "n": 1}', FieldRules(target="/x", fields=fields), Opening(streams=True)).named
-    NamedBody(model='tiny', stream=True, loading='')
+    NamedBody(model='tiny', stream=True, loading='', needs=None)
     """
     try:
         body.decode()
@@ -205,7 +213,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
     >>> complete(open_body(b'{"n": 1e2, "raw": 1}', rules, Opening()), Want(), "tiny").upstream
     [b'{"n":1e2,"model":"tiny"}']
     """
-    named, rules, draft, text = opened
+    named, rules, draft, text = opened.named, opened.rules, opened.draft, opened.text
     model, stream = named.model, named.stream
     if named.loading:
         return Asked(model, stream, [], dropped=_told(draft.dropped), loading=named.loading)
@@ -250,7 +258,21 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         served=served if served != model else "",
         sent=sent_as if sent_as != model else "",
         ignored=ignored,
+        several=not want.translate and _asks_several(draft.fields),
     )
+
+
+def _asks_several(fields: Mapping[str, Raw]) -> bool:
+    """Whether a server answers this more than once; also where that is not certain.
+
+    >>> told = {"n": b"2"}, {"n": b"1", "n_cmpl": b"null"}, {"prompt": b'["a","b"]'}, {"prompt": b"[1,2]"}
+    >>> [_asks_several({name: Raw(text) for name, text in one.items()}) for one in told]
+    [True, False, True, False]
+    """
+    if any(bytes(fields.get(name, b"1")) not in (b"1", b"null") for name in ("n", "n_cmpl", "best_of")):
+        return True
+    prompt = bytes(fields.get("prompt", b""))
+    return prompt.startswith(b"[") and not prompt[1:].lstrip()[:1].isdigit()
 
 
 def _translated(text: bytes, want: Want) -> Sent:

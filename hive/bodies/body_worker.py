@@ -20,6 +20,7 @@ import sys
 import msgspec
 
 from hive.bodies.body import Asked, BodyChoice, NamedBody, OpenedBody, Opening, complete, open_body
+from hive.bodies.needs import needs_of
 from hive.errors import BadRequest, HiveError
 from hive.settings.field_rules import FieldRules
 
@@ -47,9 +48,11 @@ class BodyResult(msgspec.Struct, frozen=True):
 def opened(rules: bytes, opening: bytes, text: bytes) -> OpenedBody | BodyResult:
     """The first step of one body, or the refusal."""
     try:
-        return open_body(
+        body = open_body(
             text, msgspec.msgpack.decode(rules, type=FieldRules), msgspec.msgpack.decode(opening, type=Opening)
         )
+        named = msgspec.structs.replace(body.named, needs=needs_of(text))
+        return msgspec.structs.replace(body, named=named)
     except Exception as error:
         return _refusal(error)
 

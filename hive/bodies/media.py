@@ -62,7 +62,8 @@ def is_text(raw: msgspec.Raw) -> bool:
     data = bytes(raw)
     if data[0] == _QUOTE:
         return True
-    if b"\\u" in data or b'_url"' in data or b'"source"' in data or b'"image"' in data:
+    look = data.find  # `in` raises and catches a TypeError first: 0.3 µs each time
+    if look(b"\\u") >= 0 or look(b'_url"') >= 0 or look(b'"source"') >= 0 or look(b'"image"') >= 0:
         return _is_plain(data)  # media may be given as a text too
     if data.find(b"[", 1) < 0:  # no list within: anything but plain text would be an object behind a colon
         at = data.find(b"{")
@@ -172,7 +173,7 @@ def check_tools(data: bytes) -> None:
     Traceback (most recent call last):
     hive.errors.BadRequest: "tools" names "web_search_20250305", which would run on the server
     """
-    if b"web_search" not in data and b"\\u" not in data:
+    if data.find(b"web_search") < 0 and data.find(b"\\u") < 0:
         return
     for item in read_list(data, '"tools"'):
         if memoryview(item)[0] == _BRACE and (kind := read_object(item, "a tool")[0].get("type")) is not None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli.call import Answer, CommandCall, Prefix, StateDir, out
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import number, one_line
 from hive.errors import UsageError
 

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall, Tail, out
-from hive.cli.fitted import fitted
 from hive.cli.following import error_of, looked_at
+from hive.cli.op_options import BreakGlass, OpToken, headers_of
+from hive.cli.terminal import fitted
 from hive.cli.text import harmless, one_line, span
 from hive.errors import NotFound, UsageError
 
@@ -65,6 +66,8 @@ def switch(
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only begin it.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Go back, where one is under way.")] = False,
+    op_token: OpToken = None,
+    break_glass: BreakGlass = "",
 ) -> None:
     """Switches to another inference server. Requests wait meanwhile.
 
@@ -89,7 +92,8 @@ def switch(
         job = client.delete(f"/api/jobs/{quote(running['id'])}", timeout_s=CANCEL_S)
         call.show("backend.switch", job, lambda: _cancelled(job))
         return
-    job = client.post("/api/system/inference", {"backend": to})
+    headers = headers_of(op_token, break_glass)
+    job = client.post("/api/system/inference", {"backend": to}, headers=headers)
     if not no_wait:
         job = _ended(call, job)
     call.show("backend.switch", job, lambda: _switched(job))

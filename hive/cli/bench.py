@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, milliseconds, size, status, table
 from hive.client.client import path_of
 from hive.errors import BackendDown, HiveError, NotSupported, Saturated

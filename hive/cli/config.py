@@ -58,20 +58,25 @@ def check(
 ) -> None:
     """Checks a file without starting anything, and the environment with it.
 
-    Exit code 2 and one line for each mistake. What is right and has no effect is told, too.
+    Exit code 2 and one line for each mistake. What is right and has no effect is told, too. By root also what the
+    services of an installed Hive could not read.
 
     Examples:
       hive config check
       hive config check ./hive.conf
     """
-    from hive.settings.file import load
+    from hive.settings.file import DEFAULT_FILE, load
 
     loaded = load(file, env=os.environ)
-    vain: list[str] = []
-    if loaded.settings.models:
-        from hive.doctor.vain_settings import settings_in_vain
+    if loaded.file == DEFAULT_FILE and os.geteuid() == 0:
+        from hive.errors import ConfigError
+        from hive.files.config_readers import unreadable
 
-        vain = settings_in_vain(loaded.settings, loaded.origins)
+        if closed := unreadable(loaded.file):
+            raise ConfigError("\n".join(closed))
+    from hive.doctor.vain_settings import settings_in_vain
+
+    vain = settings_in_vain(loaded.settings, loaded.origins)
     answer = {"file": str(loaded.file) if loaded.file else None, "ok": True, "without_effect": vain}
     call.show("config.check", answer, lambda: "\n".join([f"{loaded.file or 'no file, defaults'}: ok", *vain]))
 
@@ -175,7 +180,11 @@ def _settings(loaded: Any) -> list[Answer]:
     from hive.settings.table import SECTIONS
 
     sections = [(name, getattr(loaded.settings, name), rows_of(name, struct)) for name, struct in SECTIONS.items()]
-    for kind, named in (("tenant", loaded.settings.tenants), ("model", loaded.settings.models)):
+    for kind, named in (
+        ("tenant", loaded.settings.tenants),
+        ("model", loaded.settings.models),
+        ("task", loaded.settings.tasks),
+    ):
         for name, values in named.items():
             sections.append((f"{kind} {name}", values, rows_of(f"{kind} {name}", NAMED[kind].row)))
     return [

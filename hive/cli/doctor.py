@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli.call import CommandCall, flush
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import one_line
 
 Result = Any

@@ -26,30 +26,32 @@ Examples:
 """,
     {
         "list": LazyCommand(
-            "agent_list:list_agents", "Lists the agents: what they do, what they cost, why they are awake."
+            "agents.list:list_agents", "Lists the agents: what they do, what they cost, why they are awake."
         ),
-        "show": LazyCommand("agent:show", "Shows one agent on one screen."),
-        "create": LazyCommand("agent_spec:create", "Creates an agent and starts it."),
-        "apply": LazyCommand("agent_spec:apply", "Makes an agent what a file describes."),
-        "edit": LazyCommand("agent_edit:edit", "Opens an agent's description in an editor and applies what was saved."),
-        "export": LazyCommand("agent_spec:export", "Prints an agent's description as TOML."),
-        "start": LazyCommand("agent_steer:start", "Starts stopped agents."),
-        "stop": LazyCommand("agent_steer:stop", "Stops agents."),
-        "restart": LazyCommand("agent_steer:restart", "Stops agents and starts them again."),
-        "pause": LazyCommand("agent_steer:pause", "Puts agents to sleep."),
-        "resume": LazyCommand("agent_steer:resume", "Wakes sleeping agents."),
-        "send": LazyCommand("agent_mail:send", "Sends a message to an agent."),
-        "messages": LazyCommand("agent_mail:messages", "Lists the messages an agent has not accepted."),
-        "responses": LazyCommand("agent_responses:responses", "Shows how much is kept of an agent's responses."),
-        "wake-at": LazyCommand("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
-        "keep-awake": LazyCommand("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
-        "exec": LazyCommand("agent_exec:exec_", "Runs a program inside an agent."),
-        "logs": LazyCommand("agent:logs", "Prints what an agent wrote to its output."),
-        "usage": LazyCommand("agent:usage", "Shows what one agent used."),
-        "remove": LazyCommand("agent_steer:remove", "Removes agents."),
-        "ls": LazyCommand("agent_list:list_agents", "Lists the agents.", hidden=True),
-        "ps": LazyCommand("agent_list:list_agents", "Lists the agents.", hidden=True),
-        "rm": LazyCommand("agent_steer:remove", "Removes agents.", hidden=True),
+        "show": LazyCommand("agents.show:show", "Shows one agent on one screen."),
+        "create": LazyCommand("agents.spec:create", "Creates an agent and starts it."),
+        "apply": LazyCommand("agents.spec:apply", "Makes an agent what a file describes."),
+        "edit": LazyCommand(
+            "agents.edit:edit", "Opens an agent's description in an editor and applies what was saved."
+        ),
+        "export": LazyCommand("agents.spec:export", "Prints an agent's description as TOML."),
+        "start": LazyCommand("agents.steer:start", "Starts stopped agents."),
+        "stop": LazyCommand("agents.steer:stop", "Stops agents."),
+        "restart": LazyCommand("agents.steer:restart", "Stops agents and starts them again."),
+        "pause": LazyCommand("agents.steer:pause", "Puts agents to sleep."),
+        "resume": LazyCommand("agents.steer:resume", "Wakes sleeping agents."),
+        "send": LazyCommand("agents.mail:send", "Sends a message to an agent."),
+        "messages": LazyCommand("agents.mail:messages", "Lists the messages an agent has not accepted."),
+        "responses": LazyCommand("agents.responses:responses", "Shows how much is kept of an agent's responses."),
+        "wake-at": LazyCommand("agents.time:wake_at", "Wakes an agent at a time, once or again and again."),
+        "keep-awake": LazyCommand("agents.time:keep_awake", "Keeps an agent from being put to sleep."),
+        "exec": LazyCommand("agents.exec:exec_", "Runs a program inside an agent."),
+        "logs": LazyCommand("agents.show:logs", "Prints what an agent wrote to its output."),
+        "usage": LazyCommand("agents.show:usage", "Shows what one agent used."),
+        "remove": LazyCommand("agents.steer:remove", "Removes agents."),
+        "ls": LazyCommand("agents.list:list_agents", "Lists the agents.", hidden=True),
+        "ps": LazyCommand("agents.list:list_agents", "Lists the agents.", hidden=True),
+        "rm": LazyCommand("agents.steer:remove", "Removes agents.", hidden=True),
     },
 )
 BENCH = CommandTable(
@@ -99,6 +101,9 @@ Examples:
         "unload": LazyCommand("model_orders:unload", "Unloads a model."),
         "pin": LazyCommand("model_orders:pin", "Keeps a model of the pool loaded, from now on and after a restart."),
         "unpin": LazyCommand("model_orders:unpin", "Ends a pin."),
+        "deployed": LazyCommand(
+            "model_orders:deployed", "Lists the models that were ordered to be loaded, and by whom."
+        ),
         "logs": LazyCommand("model_orders:logs", "Prints what the server of one model of the pool wrote last."),
         "route": LazyCommand("model:route", "Explains which model a request is given, step by step."),
         "prompts": LazyCommand(
@@ -126,11 +131,63 @@ Examples:
         ),
         "import": LazyCommand(
             "pool_import:import_models",
-            "Makes descriptions of models for models.d from a manifest, and the tasks.yaml that goes with it.",
+            "Makes descriptions for models.d of the models of a manifest, and of the tasks of tasks.yaml.",
             "json",
         ),
     },
     default="show",
+)
+CACHE = CommandTable(
+    "What inference servers keep of prompts: how much is reused, and flushing it.",
+    """What inference servers keep of prompts: how much is reused, and flushing it. Without a command: show.
+
+Examples:
+  hive cache
+  hive cache flush --tenant acme
+""",
+    {
+        "show": LazyCommand(
+            "cache:show", "Shows what was reused of prompts, model by model, and what was flushed last."
+        ),
+        "flush": LazyCommand(
+            "cache:flush", "Has nothing of earlier prompts used again. No request is ended, and none is kept waiting."
+        ),
+    },
+    default="show",
+)
+TASK = CommandTable(
+    "Tasks: ladders of models that requests ask for by one name.",
+    """Tasks: ladders of models that requests ask for by one name. Without a command: list.
+
+Examples:
+  hive task
+  hive task route plan --as alice
+""",
+    {
+        "list": LazyCommand("task:list_tasks", "Lists the tasks, and the model that would answer each now."),
+        "show": LazyCommand("task:show", "Shows one task: its ladder, its rules, and how each of its models is."),
+        "route": LazyCommand("task:route", "Explains which model a request for a task would be given now, and why."),
+    },
+    default="list",
+)
+LEASE = CommandTable(
+    "Leases: memory of the pool for programs that are no model.",
+    """Leases: memory of the pool for programs that are no model. Without a command: list.
+
+Examples:
+  hive lease run --vram 8G -- python train.py
+  hive lease
+""",
+    {
+        "list": LazyCommand("lease:list_leases", "Lists the leases: who waits in line, who holds memory, and why."),
+        "show": LazyCommand("lease:show", "Shows one lease, an ended one too."),
+        "run": LazyCommand("lease_run:run", "Waits for memory of the pool, then becomes a program that uses it."),
+        "take": LazyCommand("lease:take", "Takes a lease for what is no program of this box."),
+        "renew": LazyCommand("lease:renew", "Renews a lease that was taken."),
+        "release": LazyCommand("lease:release", "Gives a lease back that was taken, or leaves the line."),
+        "end": LazyCommand("lease:end", "Ends a lease, whoever holds it."),
+    },
+    default="list",
 )
 QUEUE = CommandTable(
     "Requests under way: who waits for the model, who runs.",
@@ -176,6 +233,36 @@ Examples:
             "token:list_tokens", "Lists the tokens: who made them, what they may, when they were used last."
         ),
         "revoke": LazyCommand("token:revoke", "Makes a token good for nothing, at once: what is open to it ends."),
+    },
+)
+OP = CommandTable(
+    "Operations that need more than one person's word: request, sign, submit.",
+    """Operations that need more than one person's word: request, sign, submit.
+
+Examples:
+  hive op request model-load modelId=qwen3-32b
+  hive op sign model-load.op --key ann.key
+  hive op submit model-load.op
+""",
+    {
+        "keygen": LazyCommand(
+            "op:keygen",
+            "Makes a signer's key: the secret half goes into a file of its own, the public half is printed.",
+            "json",
+        ),
+        "request": LazyCommand("op:request", "Writes down an operation for its signers to sign."),
+        "sign": LazyCommand(
+            "op:sign", "Signs an operation with a signer's key, after it has shown what that is.", "json"
+        ),
+        "show": LazyCommand(
+            "op:show", "Shows an operation: what is asked for, of which box, until when, and how many signed it."
+        ),
+        "verify": LazyCommand(
+            "op:verify", "Verifies an operation as its box would, but for whether it was used.", "json"
+        ),
+        "submit": LazyCommand(
+            "op:submit", "Sends an operation to the Hive it is for, with its signatures, and waits until it is done."
+        ),
     },
 )
 DB = CommandTable(
@@ -249,7 +336,7 @@ Examples:
         ),
         "run": LazyCommand("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,
-        "ps": LazyCommand("agent_list:list_agents", "Lists the agents."),
+        "ps": LazyCommand("agents.list:list_agents", "Lists the agents."),
         "usage": LazyCommand("usage:usage", "Shows what was used, by agent, tenant, model, backend or hour."),
         "events": LazyCommand("status:events", "Prints what happened to the agents, and why."),
         "logs": LazyCommand("logs:logs", "Prints what the services of Hive say."),
@@ -257,9 +344,16 @@ Examples:
         "backend": BACKEND,
         "model": MODEL,
         "pool": POOL,
+        "cache": CACHE,
+        "capabilities": LazyCommand(
+            "capabilities:capabilities", "Shows what the runner API says of this Hive: models, memory, queue."
+        ),
+        "task": TASK,
+        "lease": LEASE,
         "bench": BENCH,
         "audit": AUDIT,
         "token": TOKEN,
+        "op": OP,
         "db": DB,
         "config": CONFIG,
         "secrets": SECRETS,

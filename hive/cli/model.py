@@ -10,8 +10,8 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall, model_names
-from hive.cli.fitted import fitted
 from hive.cli.following import followed
+from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span
 from hive.errors import NotFound, UsageError
 

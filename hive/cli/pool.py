@@ -11,8 +11,8 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall, pool_model_names
-from hive.cli.drawing import drawn_again
-from hive.cli.fitted import fitted
+from hive.cli.status import speculation
+from hive.cli.terminal import drawn_again, fitted
 from hive.cli.text import UNKNOWN, one_line, size, span
 from hive.errors import UsageError
 from hive.terminal_text import shares
@@ -22,15 +22,17 @@ LOOK_S = 2.0
 """Between two looks of --watch."""
 HOST = "cpu"
 BAR = 24
-SIGNS = "█▓▒░"
-"""Memory that models hold, that is booked for them besides, that others hold, and that is free."""
-LEGEND = "█ models  ▓ booked  ▒ others  ░ free"
-COLOURS = {"ready": "32", "failed": "1;31", "cold": "2", "asleep": "36"}
+SIGNS = "█▓▚▒░"
+"""Memory that models hold, that is booked for them besides, that leases and that others hold, and that is free."""
+LEGEND = "█ models  ▓ booked  ▚ leases  ▒ others  ░ free"
+COLOURS = {"ready": "32", "running": "32", "failed": "1;31", "overdue": "1;31", "cold": "2", "asleep": "36"}
 """Of a state; any other one is on its way from one to another: yellow."""
-ACCOUNT_HEADERS = ("MEMORY", "USE", "MODELS", "BOOKED", "OTHERS", "FREE", "TOTAL")
+ACCOUNT_HEADERS = ("MEMORY", "USE", "MODELS", "BOOKED", "LEASES", "OTHERS", "FREE", "TOTAL")
 HEADERS = ("MODEL", "STATE", "MEMORY", "IN FLIGHT", "WAITING", "AUDIENCE", "TURN", "LOAD", "WHY")
 DROPPED = ("LOAD", "TURN", "AUDIENCE", "WAITING", "IN FLIGHT", "WHY")
 """Columns in the order in which they give way on a narrow terminal."""
+NAME_MAX = 40
+"""Characters of a lease's name in the list; `hive lease show` has all of it."""
 
 PoolModel = Annotated[
     str,
@@ -110,7 +112,8 @@ def shown(view: Answer) -> str:
     if not view["enabled"]:
         return one_line(f"there is no pool: {view['why_not']}")
     parts = [_accounts(view["accounts"])] if view["accounts"] else ["no memory is known to put a model into"]
-    rows = [_row(slot) for slot in view["slots"]] + [_service(service) for service in view.get("backends", [])]
+    rows = [_row(slot) for slot in view["slots"]] + [_service(service) for service in view["backends"]]
+    rows += [_lease(lease) for lease in view["leases"]]
     parts.append(fitted(HEADERS, rows, drop=DROPPED, prose="WHY", colour=colour_of))
     return "\n\n".join(parts)
 
@@ -122,13 +125,14 @@ def _accounts(accounts: list[Answer]) -> str:
             bar_of(account, BAR),
             size(account["measured_bytes"]),
             size(account["charged_bytes"]),
+            size(account["leased_bytes"]),
             size(account["foreign_bytes"]),
             free(account["free_bytes"]),
             size(account["total_bytes"]),
         ]
         for account in accounts
     ]
-    told = fitted(ACCOUNT_HEADERS, rows, drop=("OTHERS", "BOOKED", "MODELS", "USE"))
+    told = fitted(ACCOUNT_HEADERS, rows, drop=("OTHERS", "LEASES", "BOOKED", "MODELS", "USE"))
     unknown = [name_of(account) for account in accounts if not is_measured(account)]
     silent = f"\nunmeasured, so that the books alone decide: {one_line(', '.join(unknown))}" if unknown else ""
     return f"{told}\n{LEGEND}{silent}"
@@ -166,12 +170,15 @@ def free(count: int) -> str:
 def bar_of(account: Answer, width: int) -> str:
     """The memory of one account by its holders; what is booked and not seen to be held comes after what is.
 
-    >>> bar_of({"total_bytes": 100, "measured_bytes": 30, "charged_bytes": 50, "foreign_bytes": 10}, 10)
-    '███▓▓▒░░░░'
+    >>> account = {"total_bytes": 100, "measured_bytes": 30, "charged_bytes": 50, "foreign_bytes": 10}
+    >>> bar_of(account | {"leased_bytes": 20}, 10)
+    '███▓▓▚▚▒░░'
     """
     held = account["measured_bytes"] or 0
     cells = shares(
-        [held, max(0, account["charged_bytes"] - held), account["foreign_bytes"]], account["total_bytes"], width
+        [held, max(0, account["charged_bytes"] - held), account["leased_bytes"], account["foreign_bytes"]],
+        account["total_bytes"],
+        width,
     )
     return "".join(sign * count for sign, count in zip(SIGNS, (*cells, width - sum(cells)), strict=True))
 
@@ -224,8 +231,23 @@ def _service(service: Answer) -> list[str]:
     return [f"{service['kind']} (hive backend)", service["state"], held, *unknown, service["why"]]
 
 
+def _lease(lease: Answer) -> list[str]:
+    """A program that is no model, or waits for the memory to be one here."""
+    charged = sum(grant["charged_bytes"] for grant in lease["grants"])
+    unknown = [UNKNOWN] * (len(HEADERS) - 4)
+    name = one_line(f"lease {lease['id']} {lease['label']}".strip())
+    return [
+        name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…",
+        lease["state"],
+        size(charged) if charged else f"({size(lease['need_bytes'])})",
+        *unknown,
+        lease["why"],
+    ]
+
+
 def _why(slot: Answer) -> str:
     """The reason, with the last failure where it is not about that anyway."""
     again = "" if slot["retry_in_s"] is None else f", again in {span(slot['retry_in_s'])}"
     failed = slot["last_error"] if slot["state"] in ("failed", "cold") and slot["last_error"] not in slot["why"] else ""
-    return f"{slot['why']}{again if failed else ''}" + (f": {failed}" if failed else "")
+    drafts = f"; {said}" if slot["state"] == "ready" and (said := speculation(slot.get("speculation"))) else ""
+    return f"{slot['why']}{again if failed else ''}" + (f": {failed}" if failed else "") + drafts

@@ -1,4 +1,4 @@
-"""`hive pool import`: models that another program's files describe."""
+"""`hive pool import`: models and tasks that another program's files describe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def import_models(
     ] = None,
     config: File = None,
 ) -> None:
-    """Makes descriptions of models for models.d from a manifest, and the tasks.yaml that goes with it.
+    """Makes descriptions for models.d of the models of a manifest, and of the tasks of tasks.yaml.
 
     Each thing that was left out is told on standard error. Nothing is written unless the whole configuration is right
     with it, and nothing that is there is replaced. The daemon reads models.d at its start.
@@ -43,6 +43,7 @@ def import_models(
         made = put(made, config or DEFAULT_FILE, write)
     answer: Answer = {
         "models": made.found.models,
+        "tasks": made.found.tasks,
         "notes": made.found.notes,
         "text": made.text,
         "file": None if made.file is None else str(made.file),
@@ -56,4 +57,5 @@ def import_models(
 def _shown(answer: Answer) -> str:
     if answer["file"] is None:
         return str(answer["text"]).rstrip("\n")
-    return f"{len(answer['models'])} models in {answer['file']}\nin effect after: systemctl restart hive-daemon"
+    tasks = f" and {len(answer['tasks'])} tasks" if answer["tasks"] else ""
+    return f"{len(answer['models'])} models{tasks} in {answer['file']}\nin effect after: systemctl restart hive-daemon"

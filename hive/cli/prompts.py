@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import ago, number, one_line
 
 NAMES_SHOWN = 3

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import fields, milliseconds, number, one_line, table
 from hive.errors import UsageError
 
@@ -104,6 +104,20 @@ def _row(request: dict[str, Any]) -> list[str]:
     ]
 
 
+def _model(answer: Answer) -> str:
+    """The model that served it, with the name it was asked by where that is another.
+
+    >>> _model({"model": "qwen3-8b", "asked": "task:plan", "rung": 1, "far": False})
+    'qwen3-8b (asked for task:plan, rung 1)'
+    """
+    told = one_line(answer["model"])
+    asked = answer["asked"] if answer["asked"] != answer["model"] else None
+    notes = [f"asked for {one_line(asked)}"] if asked else []
+    notes += [f"rung {answer['rung']}"] if answer["rung"] is not None else []
+    notes += ["left the box"] if answer["far"] else []
+    return f"{told} ({', '.join(notes)})" if notes else told
+
+
 def _shown(answer: Answer) -> str:
     tokens = [f"{number(answer[count])} {count.replace('_', ' ')}" for count in COUNTS if answer[count] is not None]
     state = answer["state"] + (f", {one_line(answer['waits_for'])}" if answer["waits_for"] else "")
@@ -114,7 +128,7 @@ def _shown(answer: Answer) -> str:
         ("State", state),
         ("Agent", one_line(answer["name"] or f"{answer['agent']} (removed)")),
         ("Tenant", one_line(answer["tenant"])),
-        ("Model", one_line(answer["model"])),
+        ("Model", _model(answer)),
         ("Asked", answer["endpoint"]),
         ("Backend", answer["backend"] or ""),
         ("Took", milliseconds(answer["duration_ms"])),

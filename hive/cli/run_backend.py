@@ -42,4 +42,4 @@ def run_backend(
     from hive.up.run_backend import become, for_pool
 
     environment = for_pool(kind, settings, os.environ)
-    become(kind, settings.inference, environment, runtime=runtime_dir, state=state_dir)
+    become(kind, settings, environment, runtime=runtime_dir, state=state_dir)

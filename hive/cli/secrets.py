@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import Answer, CommandCall, Prefix
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import ago
 
 

@@ -14,7 +14,7 @@ from hive.cli.call import STATE_DIR
 from hive.domain import BackendKind, Isolation
 from hive.errors import UsageError
 from hive.log_lines import JsonLines, goes_to_journal
-from hive.settings.file import Loaded, load
+from hive.settings.file import Loaded, load, rules_file
 from hive.settings.table import Paths
 
 log = logging.getLogger("hive.cli")
@@ -151,6 +151,9 @@ def daemon(
         isolation=isolation,
         origins=loaded.origins,
         watch_fd=watch_fd,
+        rules=rules_file(config),
+        load=lambda: _loaded(config, {"api.port": api_port}),
+        config_file=loaded.file,
     )
 
 
@@ -211,7 +214,9 @@ def demo_backend(
 def _log_events(*, as_json: bool = False) -> None:
     """Hive's own events on stderr, one a line: as JSON where a journal or a program reads them, else for `hive up`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hive").setLevel(logging.INFO)
+    level = os.environ.get("LOG_LEVEL", "").upper()
+    logging.getLogger("hive").setLevel(level if level in ("DEBUG", "WARNING", "ERROR") else logging.INFO)
+    as_json = as_json or os.environ.get("LOG_FORMAT", "").lower() == "json"
     to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
     if as_json or to_journal:
         for handler in logging.getLogger().handlers:

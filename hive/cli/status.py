@@ -236,6 +236,19 @@ def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     )
 
 
+def speculation(told: Answer | None) -> str:
+    """The share of guessed tokens that was right; empty where a server does not speculate.
+
+    >>> speculation({"drafted": 200, "accepted": 130, "rate": 0.66, "warning": ""})
+    '130 of 200 drafted tokens accepted, 66% in the last 10 minutes'
+    """
+    if told is None:
+        return ""
+    lately = "" if told["rate"] is None else f", {told['rate']:.0%} in the last 10 minutes"
+    said = f"{told['accepted']} of {told['drafted']} drafted tokens accepted{lately}" if told["drafted"] else ""
+    return "; ".join(part for part in (said, told["warning"]) if part)
+
+
 def _takes(told: Answer) -> str:
     """Fields beside OpenAI's, and where that is known from; empty where it is not."""
     if told["fields"] is None:
@@ -257,6 +270,7 @@ def _backend(answer: Answer) -> str:
                 ("Requests", places + source),
                 ("Priorities", "passed on to its own queue" if answer["priority"] else "kept in Hive's queue"),
                 ("Prefix cache", answer["prefix_cache"]),
+                ("Speculation", speculation(answer.get("speculation"))),
                 ("Takes", _takes(answer["capabilities"])),
                 ("Warning", answer["warning"]),
             ]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.fitted import fitted
+from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, span
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.", show_default=False)]

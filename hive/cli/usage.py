@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import Answer, CommandCall, out
-from hive.cli.text import number, one_line, table
+from hive.cli.text import number, one_line, span, table
 from hive.errors import UsageError
 
-COSTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut")
-HEADERS = ("REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT")
+COSTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut", "far")
+HEADERS = ("REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT", "FAR")
 GROUPS = ("agent", "tenant", "model", "backend", "hour")
 BAR = (8, 24)
 """A bar has so many columns at least, or is left out, and at most."""
@@ -32,18 +32,24 @@ def usage(
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant alone.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Of this model alone.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    budgets: Annotated[bool, typer.Option("--budgets", help="Show the budgets of tokens, and what is left.")] = False,
 ) -> None:
     """Shows what was used, by agent, tenant, model, backend or hour.
 
     What a backend did not report is counted as unknown, not as 0. A cut request is one whose client did not get a whole
-    answer. On a terminal a bar shows each line's tokens.
+    answer; a far one left the box. On a terminal a bar shows each line's tokens.
 
     Examples:
       hive usage
       hive usage --by hour --since 7d --agent alice
       hive usage --by model --csv > models.csv
       hive usage --since 7d --json | jq .totals
+      hive usage --budgets
     """
+    if budgets:
+        told = call.client.get("/api/budgets")
+        call.show("usage.budgets", told, lambda: _budgets(told, time.time()))
+        return
     if as_csv and call.as_json:
         raise UsageError("--csv and --json: one of them", hint="hive usage --help")
     answer = call.client.get("/api/usage", since=since, by=by, agent=agent, tenant=tenant, model=model)
@@ -51,6 +57,35 @@ def usage(
         out(_csv(answer))
     else:
         call.show("usage", answer, lambda: _table(answer, since, columns=_columns()))
+
+
+BUDGETS = {"tokens_per_day": "day", "tokens_per_month": "month", "cloud_tokens_per_day": "cloud, day"}
+
+
+def _budgets(told: Answer, now: float) -> str:
+    """The budgets, what ends first before the others.
+
+    >>> print(_budgets({"budgets": [{"scope": "agent", "name": "bob", "budget": "tokens_per_day", "limit": 200,
+    ...     "used": 170, "left": 30, "state": "soft", "resets_at": 7200.0}]}, 0.0))
+    OF         BUDGET  LIMIT  USED  SHARE  LEFT  STATE  BEGINS ANEW
+    agent bob  day     200    170   85 %   30    soft   in 2h
+    """
+    if not told["budgets"]:
+        return "nobody has a budget of tokens: tokens_per_day of [tenant NAME], [budget] or hive agent create"
+    rows = [
+        [
+            f"{row['scope']} {one_line(row['name'])}",
+            BUDGETS[row["budget"]],
+            number(row["limit"]),
+            number(row["used"]),
+            f"{100 * row['used'] // row['limit']} %",
+            number(row["left"]),
+            "" if row["state"] == "ok" else row["state"],
+            f"in {span(max(0.0, row['resets_at'] - now))}",
+        ]
+        for row in told["budgets"]
+    ]
+    return table(["OF", "BUDGET", "LIMIT", "USED", "SHARE", "LEFT", "STATE", "BEGINS ANEW"], rows)
 
 
 def _columns() -> int:

@@ -26,6 +26,9 @@ Answer = dict[str, Any]
 Query = str | int | float | bool | Sequence[str] | None
 """A sequence: the parameter is given as often as it has words."""
 
+NO_HEADERS: Mapping[str, str] = {}
+OP_TOKEN = "X-Hive-Op-Token"
+"""Header: the word of an operation's signers, where the box has rules for it (docs/governance.md)."""
 CONNECT_S = 2.0
 PIECE_BYTES = 65536
 SWITCHED = 101
@@ -41,7 +44,8 @@ GROUP = "hive"
 class Client:
     """One Hive by its socket. Every call is a connection of its own; errors come back as the `HiveError` they were.
 
-    `timeout_s` bounds the silence before an answer; a call may have its own.
+    `timeout_s` bounds the silence before an answer; a call may have its own. `op_token`: as `hive op sign` leaves it in
+    its file, for an order that is governed.
     """
 
     def __init__(self, path: Path, *, timeout_s: float = 60.0) -> None:
@@ -64,14 +68,30 @@ class Client:
     def get(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
         return self._ask("GET", path, None, query, timeout_s)
 
-    def post(self, path: str, body: object = None, *, timeout_s: float | None = None) -> Answer:
-        return self._ask("POST", path, body, {}, timeout_s)
+    def post(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        op_token: str = "",
+    ) -> Answer:
+        return self._ask("POST", path, body, {}, timeout_s, signed(headers, op_token))
 
     def put(self, path: str, body: object, *, timeout_s: float | None = None, **query: Query) -> Answer:
         return self._ask("PUT", path, body, query, timeout_s)
 
-    def delete(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
-        return self._ask("DELETE", path, None, query, timeout_s)
+    def delete(
+        self,
+        path: str,
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        op_token: str = "",
+        **query: Query,
+    ) -> Answer:
+        return self._ask("DELETE", path, None, query, timeout_s, signed(headers, op_token))
 
     def agents(self, *, limit: int = PAGE, short: bool = False, timeout_s: float | None = None) -> Iterator[Answer]:
         """All agents by name, a page at a time: `{"agents", "next", "total"}`."""
@@ -123,9 +143,17 @@ class Client:
             undone.pop_all()
             return ExecCaller(sock, rest, lambda: _translated(self.path))
 
-    def _ask(self, method: str, path: str, body: object, query: Mapping[str, Query], timeout_s: float | None) -> Answer:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, Query],
+        timeout_s: float | None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Answer:
         timeout_s = timeout_s or self._timeout_s
-        with self._sent(method, path, body, query, timeout_s, timeout_s) as response:
+        with self._sent(method, path, body, query, timeout_s, timeout_s, headers) as response:
             data = response.read(ANSWER_MAX_BYTES)
         try:
             answer = json.loads(data)
@@ -144,6 +172,7 @@ class Client:
         query: Mapping[str, Query],
         timeout_s: float,
         silence_s: float | None,
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> Iterator[HTTPResponse]:
         """The answer once its head came, `timeout_s` for that, `silence_s` for what follows.
 
@@ -156,7 +185,7 @@ class Client:
         if given:
             target += "?" + urlencode(given, doseq=True)
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Host": "hive", "Connection": "close", "Accept": "application/json"}
+        headers = {"Host": "hive", "Connection": "close", "Accept": "application/json", **more}
         if data is not None:
             headers["Content-Type"] = "application/json"
         connection = http.client.HTTPConnection("hive")
@@ -169,6 +198,20 @@ class Client:
                     raise _error_of(response.status, response.read(ANSWER_MAX_BYTES))
                 sock.settimeout(silence_s)
                 yield response
+
+
+def signed(headers: Mapping[str, str], op_token: str) -> Mapping[str, str]:
+    """The headers of an order, with the word of its signers where there is one. Raises UsageError for what is no token.
+
+    >>> signed({}, ""), signed({"A": "b"}, "eyJ...\\n")
+    ({}, {'A': 'b', 'X-Hive-Op-Token': 'eyJ...'})
+    """
+    if not op_token:
+        return headers
+    token = op_token.strip()
+    if not token.isascii() or not token.isprintable() or not token:
+        raise UsageError("an operation token is one line of ASCII, as hive op sign leaves it in its file")
+    return {**headers, OP_TOKEN: token}
 
 
 def find(sockets: list[Path]) -> Client:
@@ -270,9 +313,11 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _error_of(status: int, data: bytes) -> HiveError:
-    """The error a problem+json carries, as the class it had in the daemon."""
+    """The error that an answer carries, as the class it had in the daemon."""
     try:
         found = json.loads(data)
+        if "error" in found:  # as the runner API says it
+            found = {"detail": found["error"]["message"], **found["error"]}
         code, detail, hint = found["code"], found["detail"], found.get("hint", "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return HiveError(f"the answer was {status}")

@@ -33,6 +33,13 @@ class Active:
         self._address = ""
         """The address to look at for a server of an unknown kind; empty where there is no such address."""
         self.enabled = True
+        self.chosen = asyncio.Event()
+        """Cleared while a service is still to be found that may run already."""
+        self.chosen.set()
+        self.gate = asyncio.Lock()
+        """Held by whoever has the proxy's gate of it closed: a switch, or a flush."""
+        self.closed_for = ""
+        """The words of a flush that has the gate closed; else empty."""
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
 
@@ -103,6 +110,7 @@ class Active:
 
     def _take(self, watch: BackendWatch) -> None:
         self._watch = watch
+        self.chosen.set()
         self._effects.backend, self._effects.models = watch.info, watch.models
 
     def watch(self) -> None:
@@ -124,6 +132,11 @@ class Active:
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None
+
+    @property
+    def address(self) -> str:
+        """The address that is looked at, whatever answers there; empty where none is."""
+        return "" if self._watch is None else self._watch.address
 
     async def known(self) -> None:
         """Returns when it has been looked at once."""

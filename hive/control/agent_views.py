@@ -11,6 +11,7 @@ from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
 from hive.agents.transition_lock import outcome_of
 from hive.control import views
+from hive.control.budgets import BudgetReport
 from hive.control.change_feed import ChangeFeed
 from hive.control.counters import Counters
 from hive.control.external_agents import WithElsewhere
@@ -53,6 +54,7 @@ class AgentViews:
         message_delivery: MessageDelivery,
         scheduler: Scheduler,
         prewarmer: Prewarmer,
+        budgets: BudgetReport,
         freezer: str,
     ) -> None:
         self._roster = roster
@@ -63,6 +65,7 @@ class AgentViews:
         self._message_delivery = message_delivery
         self._scheduler = scheduler
         self._prewarmer = prewarmer
+        self._budgets = budgets
         self.freezer = freezer
         self._changes = ChangeFeed(roster, sleeper, counters, self._stats)
         self._lacking: dict[str, str] = {}
@@ -166,4 +169,5 @@ class AgentViews:
             next_wake_at=seen.next_times.get(agent),
             can=self._runtimes.found.get(life.agent.spec.runtime),
             prewarm_note=self._prewarmer.note(life),
+            budget_percent=self._budgets.percent_of(agent, life.agent.spec.tenant),
         )

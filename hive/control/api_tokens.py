@@ -53,6 +53,8 @@ class LiveTokens:
         self._used: dict[str, float] = {}
         """Token → when it was used last, of those where that is not written yet."""
         self._held: dict[str, set[HangUp]] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Tells that there is a new token, or one less."""
         self._put(Key(digest_of(internal), Person(INTERNAL, Role.OPERATOR)))
         if api_token is not None:
             self._put(Key(digest_of(api_token), Person(API_TOKEN, Role.ADMIN)))
@@ -116,6 +118,7 @@ class LiveTokens:
         )
         await self._database.write(lambda conn: tokens.add(conn, token, now=now))
         self._put(_key_of(token))
+        self.on_change()
         return token, secret
 
     async def revoke(self, ref: str, *, now: float) -> StoredToken:
@@ -124,7 +127,12 @@ class LiveTokens:
         self._keys.pop(token.digest, None)
         for hang_up in [*self._held.get(token.id, ())]:
             hang_up()
+        self.on_change()
         return self._as_used(msgspec.structs.replace(token, revoked_at=now))
+
+    def keys(self) -> list[Key]:
+        """Every one that is good, or was until it expired."""
+        return [*self._keys.values()]
 
     async def tokens(self) -> list[StoredToken]:
         """Every one that is kept, by name."""

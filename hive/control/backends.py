@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 
 from hive.backends.backend import BackendControl, open_backend
-from hive.backends.concurrency import OwnQueue, choose_places, takes_priority
+from hive.backends.concurrency import OwnQueue, choose_places, named_slots, takes_priority
 from hive.backends.kinds import spec_of
 from hive.backends.recognise import recognise
-from hive.domain import BackendInfo, ModelInfo
+from hive.domain import BackendInfo, CloudUse, ModelInfo, origin_of
 from hive.errors import HiveError
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of
 from hive.settings.table import Settings
@@ -63,6 +63,10 @@ class BackendWatch:
         return f"<BackendWatch {self._address} {'up' if self.up else 'down'}, {len(self.models)} models>"
 
     @property
+    def address(self) -> str:
+        return self._address
+
+    @property
     def up(self) -> bool:
         return self.info is not None and self.info.up
 
@@ -90,6 +94,8 @@ class BackendWatch:
             await self._check(anew)
 
     async def _check(self, anew: bool) -> None:
+        if self._settings().inference.cloud == CloudUse.NEVER and not origin_of(self._address).is_here:
+            return  # that question would leave the box, too
         before = (self.info, self.models)
         if self._backend is None and (found := await self._recognised()) is not None:
             self._take(found.kind)
@@ -164,7 +170,13 @@ class BackendWatch:
         warning = self._own_queue.see(busy.waiting, places=places)
         if warning and not self.info.warning:
             log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, places)
-        self.info = msgspec.structs.replace(self.info, places=places, places_from=places_from, warning=warning)
+        self.info = msgspec.structs.replace(
+            self.info,
+            places=places,
+            places_from=places_from,
+            warning=warning,
+            id_slots=named_slots(backend.kind, self._told_places, self._settings()),
+        )
 
     def _take(self, kind: str) -> None:
         places, places_from = choose_places(kind, None, self._settings())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 
 from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
 from hive.agents.lifecycle import AgentLifecycle
@@ -116,6 +117,10 @@ class DaemonEffects:
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.on_changed: Callable[[Agent, Agent], None] = lambda before, after: None  # noqa: ARG005
+        """Told of every transition."""
+        self.on_forgotten: Callable[[str], None] = lambda agent: None  # noqa: ARG005
+        """Told of an agent that is removed, by its id."""
         self.started_with_port: dict[str, int] = {}
         """Agent → the proxy's port in the environment it was started with, by this daemon or as kept from before.
 
@@ -130,6 +135,7 @@ class DaemonEffects:
     async def forget(self, agent: Agent, actor: str) -> None:
         await self._forgetting.forget(agent, actor)
         self._live.forget_agent(agent.id)
+        self.on_forgotten(agent.id)
         self._counters.forget(agent.id)
         self.started_with_port.pop(agent.id, None)
 
@@ -167,6 +173,7 @@ class DaemonEffects:
         )
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
+        self.on_changed(before, after)
         if before.status is after.status is AgentStatus.PAUSED:
             self._changed_depth(before, after, actor)
             return
@@ -252,6 +259,8 @@ class DaemonEffects:
             ingress_digest=digest(self.token(agent, TokenKind.INGRESS)),
             address=self._address(started or agent.spec, life),
             cid=agent.spec.cid,
+            cloud=agent.spec.cloud,
+            limits=agent.spec.budget,
         )
 
     def _address(self, spec: AgentSpec, life: AgentLifecycle | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -15,6 +15,7 @@ from hive.control.agent_views import AgentViews
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.listening import ListenPlace
+from hive.control.speculation import SpeculationWatch
 from hive.control.switching import Switcher
 from hive.control.usage import UsageConsumer
 from hive.domain import BackendInfo, BackendKind, Isolation
@@ -39,6 +40,7 @@ class HealthReport:
         epoch: str,
         started_at: float,
         paths: Paths,
+        config_file: str,
         settings: Settings,
         isolation: Isolation,
         database: Database,
@@ -51,6 +53,7 @@ class HealthReport:
         switcher: Switcher,
         pool: ModelPool,
         api: ListenPlace,
+        speculation: SpeculationWatch,
     ) -> None:
         self._epoch = epoch
         self._started_at = started_at
@@ -67,6 +70,8 @@ class HealthReport:
         self._switcher = switcher
         self._pool = pool
         self._api = api
+        self._speculation = speculation
+        self._config_file = config_file
         self._version = version()  # read here, and not where somebody waits for it
         is_default = paths.state == default_state_dir(os.geteuid(), os.environ)
         self._where = where_is(apart=paths.apart, state_dir=None if paths.apart or is_default else paths.state)
@@ -87,6 +92,7 @@ class HealthReport:
             "started_at": self._started_at,
             "state_dir": str(self._paths.state),
             "runtime_dir": str(self._paths.runtime),
+            "config_file": self._config_file,
             "isolation": self._isolation,
             "freezer": self._agent_views.freezer,
             "limits": self._agent_views.limits,
@@ -131,6 +137,7 @@ class HealthReport:
                 switching_to=self._switcher.towards,
                 not_started=None if self._pool.has_slots else self._switcher.not_started,
                 backend=self._effects.backend,
+                costly={name: acceptance.rate or 0.0 for name, acceptance in self._speculation.costly.items()},
             )
         )
         return [one.at(self._where) for one in found]
@@ -139,7 +146,8 @@ class HealthReport:
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that the daemon sees of itself. `free_bytes`: of the state's disk, None if unknown. `loss`: one that
     is still to be told. `proxy`, `helper`: connected; `redis`: up. `usage_waits`: why usage cannot be written, else
-    empty. `switching_to`: empty if no switch is under way. `not_started`: why no inference server was started."""
+    empty. `switching_to`: empty if no switch is under way. `not_started`: why no inference server was started.
+    `costly`: the share of drafted tokens that was accepted, of models whose speculation costs more than it gives."""
 
     state: str
     free_bytes: int | None = None
@@ -155,6 +163,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     switching_to: str = ""
     not_started: FoundCondition | None = None
     backend: BackendInfo | None = None
+    costly: Mapping[str, float] = {}
 
 
 def conditions_of(seen: Facts) -> list[FoundCondition]:
@@ -193,3 +202,6 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
     if seen.backend is not None and is_down and not seen.switching_to:
         code = "demo_backend_down" if seen.backend.kind is BackendKind.DEMO else "backend_down"
         yield condition(code, at=seen.backend.address)
+    if seen.costly:
+        model, rate = next(iter(seen.costly.items()))
+        yield condition("speculation_costs", model=model, percent=round(rate * 100), more=len(seen.costly) - 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
 from hive.build import version
 from hive.conditions import FoundCondition
+from hive.control import runner_counts as aliases
 from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
@@ -30,6 +31,7 @@ from hive.host.memory import ZramDevice
 from hive.host.nvml import GpuState, SeenGpus
 from hive.link.messages import Activity
 from hive.link.proxy_link import ProxyGates
+from hive.pooling.leases import PoolLeases
 from hive.pooling.pool_counts import PoolCounts, pool_values
 from hive.shapes.pool import PoolView
 from hive.store.database import Database
@@ -89,9 +91,44 @@ TABLE = (
     MetricRow("pool_thrash", MetricKind.COUNTER, (), "Models asked for again within the turn they had just lost."),
     MetricRow("pool_turn_cut", MetricKind.COUNTER, (), "Requests cut because their model's turn was over."),
     MetricRow(
+        "speculation_drafted_tokens",
+        MetricKind.COUNTER,
+        ("model",),
+        "Tokens that a server guessed ahead since it started.",
+    ),
+    MetricRow("speculation_accepted_tokens", MetricKind.COUNTER, ("model",), "Of those, accepted by its model."),
+    MetricRow("leases", MetricKind.GAUGE, ("state",), "Leases by their state."),
+    MetricRow("lease_charged_bytes", MetricKind.GAUGE, ("gpu",), "Memory booked for leases."),
+    MetricRow("lease_grants", MetricKind.COUNTER, ("kind",), "Leases that were given their memory."),
+    MetricRow("lease_wait_seconds", MetricKind.HISTOGRAM, (), "Their waits in line."),
+    MetricRow("lease_ends", MetricKind.COUNTER, ("why",), "Leases that are over: ok, or the code of an error."),
+    MetricRow("lease_preemptions", MetricKind.COUNTER, (), "Leases told to end because their memory was wanted."),
+    MetricRow("lease_overdue", MetricKind.COUNTER, (), "Leases that were not renewed in time."),
+    MetricRow("lease_overruns", MetricKind.COUNTER, (), "Leases seen with more memory than they asked for."),
+    MetricRow(
         "up", MetricKind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."
     ),
     MetricRow("problem", MetricKind.GAUGE, ("code", "severity"), "1 for each thing that is wrong now (conditions.md)."),
+    MetricRow(
+        "budget_limit_tokens", MetricKind.GAUGE, ("scope", "name", "budget"), "Tokens that an agent or tenant may use."
+    ),
+    MetricRow(
+        "budget_used_tokens", MetricKind.GAUGE, ("scope", "name", "budget"), "Of those, used by requests that ended."
+    ),
+    MetricRow(
+        "cache_prompt_tokens",
+        MetricKind.COUNTER,
+        ("model",),
+        "Prompt tokens of requests whose server told what it reused.",
+    ),
+    MetricRow("cache_prompt_tokens_reused", MetricKind.COUNTER, ("model",), "Of those, kept from earlier prompts."),
+    MetricRow("cache_hit_rate", MetricKind.GAUGE, ("model",), "The share of the second in the first."),
+    MetricRow("cache_flushes", MetricKind.COUNTER, ("scope",), "Flushes of the prompt cache that were done."),
+    MetricRow("parked_sleeps", MetricKind.COUNTER, (), "Sleeps of agents that had a slot of a llama-server."),
+    MetricRow("parked_slots_saved", MetricKind.COUNTER, (), "Of those, with the slot kept on the disk."),
+    MetricRow("parked_slots_found", MetricKind.COUNTER, ("found",), "Of those, what the agent found afterwards."),
+    MetricRow("parked_first_tokens", MetricKind.COUNTER, ("found",), "Tokens of first prompts after such a sleep."),
+    MetricRow("parked_first_tokens_reused", MetricKind.COUNTER, ("found",), "Of those, kept from before it."),
     MetricRow("usage_waiting", MetricKind.GAUGE, (), "Usage events from the proxy that are not in SQLite yet."),
     MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "How long the oldest of them has waited, 0 without any."),
     MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),
@@ -131,12 +168,18 @@ class Scraper:
     gpus: GpuMemoryReader
     conditions: Callable[[], list[FoundCondition]]
     pool_counts: PoolCounts
+    leases: PoolLeases
     pool_view: Callable[[], PoolView]
+    budgets: Callable[[], Mapping[str, Values]]
+    cache: Callable[[], Mapping[str, Values | None]]
+    runner_counts: aliases.RunnerCounts
+    memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
+    speculation: Callable[[], Mapping[str, Values | None]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (is_sound, kept) = await asyncio.gather(
+        (gpus, stats, queue, activity), (is_sound, kept), memory_split = await asyncio.gather(
             asyncio.gather(
                 self.gpus.seen(),
                 _told(self.helper.stat([])),
@@ -144,6 +187,7 @@ class Scraper:
                 _told(self.proxy_link.activity()),
             ),
             asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
+            self.memory_split(),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
@@ -151,7 +195,11 @@ class Scraper:
             **self._requests(activity),
             **self.counters.metrics(),
             **self.pool_counts.metrics(),
+            **self.leases.counts.metrics(self.leases),
             **pool_values(self.pool_view()),
+            **self.budgets(),
+            **self.cache(),
+            **self.speculation(),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),
@@ -171,7 +219,13 @@ class Scraper:
             "usage_waiting": _just(self.consumer.waiting),
             "usage_lag_seconds": _just(self.consumer.lag_s),
         }
-        return exposition(values)
+        told: dict[str, Values | None] = {
+            **self.runner_counts.metrics(),
+            **memory_split,
+            "queue_depth": values["queue_waiting"],
+            "gpu_memory_used": values.get("gpu_memory_used_bytes"),
+        }
+        return exposition(values) + b"".join(written(row, at) for row in aliases.TABLE if (at := told.get(row.name)))
 
     def _agents(self) -> Values:
         found: Counter[tuple[str, ...]] = Counter((str(life.status), str(life.agent.depth)) for life in self.roster)

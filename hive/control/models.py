@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,26 @@ import msgspec
 
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
+from hive.audit.approval import Approval
 from hive.audit.audit_log import AuditLog
-from hive.audit.jobs import Jobs
+from hive.audit.jobs import Also, AlsoOfJob, Jobs, both, job_error
 from hive.backends import model_files, pulling
 from hive.backends.kinds import spec_of, specs, whereabouts
 from hive.backends.models_dir import ModelsDir, name_for
 from hive.control.active_backend import Active
 from hive.control.effects import DaemonEffects
 from hive.control.pull_order import PullOrder
-from hive.domain import ALIVE, Caller, CallerKind, JobState, ModelInfo, Tier
-from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
+from hive.control.swap_at_server import leaves_at, swap_at
+from hive.domain import ALIVE, Caller, CallerKind, DeploymentState, JobState, ModelInfo, Tier
+from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, ModelBusy, NotFound, NotSupported, WrongState
 from hive.models.catalog import Catalog
 from hive.models.routing import Explained, models_of, preferences_of
 from hive.policy import Act, may
+from hive.pooling.deployments import AT_SERVER, NOTHING_RECORDED, Deployments, RegistryChange, id_at_server
 from hive.settings.table import TenantRow
 from hive.shapes.models import ListedModel, ModelList, ModelUser, ModelView
 from hive.shapes.system import Route, kind_of
+from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 
@@ -44,6 +49,11 @@ CANCELLED_WITHIN_S = 30.0
 SEEN_AGAIN_S = 2.0
 """Least time between two questions for the server's models, for any number of requests naming unknown models."""
 
+ANSWERS_WITHIN_S = 60.0
+"""Longest wait for the inference server in use, for what an earlier daemon left."""
+EVICTS = "evicts"
+"""In the plan of a load: the model that leaves for it."""
+
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
@@ -56,6 +66,8 @@ class _Going:
         self.says, self.completed, self.total = job.progress, 0, 0
         self.asked = threading.Event()
         self.task: asyncio.Task[None] | None = None
+        self.registered: Callable[[str], RegistryChange] = lambda error: NOTHING_RECORDED  # noqa: ARG005
+        """The change of the registry that goes with its end, by its error, empty where it was done."""
         self.stops: Callable[[], object] = lambda: None
 
     def came(self, completed: int) -> None:
@@ -90,6 +102,7 @@ class Models:
         roster: Roster,
         directory: ModelsDir,
         pooled: Callable[[], dict[str, tuple[ModelInfo, bool]]],
+        deployments: Deployments,
     ) -> None:
         """`directory`: for pulled files. `pooled`: the models of the pool by name, and whether each is loaded."""
         self._effects = effects
@@ -99,6 +112,7 @@ class Models:
         self._roster = roster
         self._directory = directory
         self._pooled = pooled
+        self._deployments = deployments
         self._going: dict[str, _Going] = {}
         self._is_leaving = False
 
@@ -140,7 +154,7 @@ class Models:
         """Raises NotFound with the nearest name."""
         catalog, effects = self.catalog, self._effects
         model = catalog.find(asked)
-        in_memory, file = await asyncio.gather(self._active.loaded(), self._file_of(model.name))
+        in_memory, file = await asyncio.gather(self._active.loaded(), self.file_of(model.name))
         return {
             **_listed(catalog, model, self._is_loaded(model, in_memory)),
             "backend": kind_of(effects.backend),
@@ -183,7 +197,8 @@ class Models:
             return f"{effects.backend.label} has not answered yet"
         return "" if active.up else f"{effects.backend.label} does not answer: this is what it offered last"
 
-    async def _file_of(self, name: str) -> Path | None:
+    async def file_of(self, name: str) -> Path | None:
+        """The file or directory of this name in Hive's directory, None for none."""
         return await asyncio.to_thread(self._directory.holds, name)
 
     def _users(self, catalog: Catalog, name: str, *, by_name: bool = False) -> list[ModelUser]:
@@ -303,7 +318,7 @@ class Models:
 
         Raises WrongState where it is in use (unless `force`), NotFound where Hive cannot remove it.
         """
-        backend, file = self._effects.backend, await self._file_of(name)
+        backend, file = self._effects.backend, await self.file_of(name)
         is_ollamas = backend is not None and spec_of(backend.kind).fetches and self._known(name) is not None
         if file is None and not is_ollamas:
             raise self._not_removable(name)
@@ -346,7 +361,7 @@ class Models:
         if names & (await self._active.loaded() or frozenset()):
             raise WrongState(f"{name} is in the inference server's memory", hint=hint)
         inference = self._effects.settings.inference
-        for key in ("llama_model", "vllm_model", "vllm_speculative_model"):
+        for key in ("llama_model", "vllm_model", "vllm_speculative_model", "llama_speculative_model"):
             if file is not None and getattr(inference, key) == str(file):
                 raise WrongState(f"hive.conf names {file}: inference.{key}", hint=hint)
         users = [] if known is None else self._users(self.catalog, known.name, by_name=True)
@@ -356,24 +371,53 @@ class Models:
 
     # what is in memory --------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, actor: str) -> StoredJob:
-        """A job: the inference server in use takes the model into memory, as it would for a request.
+    async def load(
+        self, name: str, actor: str, *, approval: Approval, evict: str = "", of_job: AlsoOfJob | None = None
+    ) -> StoredJob:
+        """A job: the inference server in use takes the model into memory, as it would for a request. `evict`: the model
+        that leaves first, and comes back where the load fails. `of_job` is written with the job.
 
-        Raises NotFound, NotSupported where it does not load on request, DependencyDown.
+        Raises NotFound, NotSupported where it does not load on request, DependencyDown, WrongState, and as
+        `Approval.burn`; then nothing has moved.
         """
-        return await self._order(LOAD, name, actor)
+        approval.check("model-load")
+        if evict:
+            approval.check_eviction()
+        return await self._order(LOAD, name, actor, approval, evict, of_job)
 
-    async def unload(self, name: str, actor: str) -> StoredJob:
+    async def unload(self, name: str, actor: str, *, approval: Approval) -> StoredJob:
         """A job: it gives the model's memory back, once its requests have ended. Raises as `load`."""
-        return await self._order(UNLOAD, name, actor)
+        approval.check("model-unload")
+        row = self._deployments.lost(name)
+        if row is not None and self._known(name) is None:
+            return await self._forgotten(row, actor, approval)
+        return await self._order(UNLOAD, name, actor, approval)
 
-    async def _order(self, kind: str, name: str, actor: str) -> StoredJob:
+    async def _forgotten(self, row: StoredDeployment, actor: str, approval: Approval) -> StoredJob:
+        """The server that it was deployed at is in use no more: nothing but its row goes."""
+        change, plan = self._deployments.ended(row.id, row.at, actor), {"model": row.name}
+        doing = f"{row.backend} is in use no more"
+        also = both(approval.burn, change.write)
+        job = await self._jobs.begin(UNLOAD, plan=plan, progress=doing, actor=actor, also=also)
+        self._deployments.took(change)
+        return await self._jobs.end(job, JobState.DONE, result={**plan, "file": "", "changed": False})
+
+    async def _order(
+        self,
+        kind: str,
+        name: str,
+        actor: str,
+        approval: Approval,
+        evict: str = "",
+        of_job: AlsoOfJob | None = None,
+    ) -> StoredJob:
         server = self._active.control
         if server is None or not self._active.up:
             raise DependencyDown(
                 f"nothing loads {name[:80]!r}: no inference server answers", hint="hive backend status"
             )
-        model = self.catalog.find(name).name
+        found = self.catalog.find(name)
+        model, registry = found.name, self._deployments
         asking = spec_of(server.kind).asking
         if (asking.load if kind == LOAD else asking.unload) is None:
             raise NotSupported(
@@ -383,27 +427,90 @@ class Models:
         loaded = await self._active.loaded()
         is_so = loaded is not None and (model in loaded) is (kind == LOAD)
         doing = f"{'loading' if kind == LOAD else 'unloading'} {model}"
-        going = await self._begin(kind, model, doing, actor)
+        leaving = ""
+        if evict and not is_so:
+            leaving = leaves_at(server, self.catalog.find(evict).name, model, loaded)
+        id = id_at_server(model, server.kind)
+        if kind == LOAD:
+            state = DeploymentState.LOADED if is_so else DeploymentState.LOADING
+            change = registry.at_server(found, server.kind, actor=actor, signature=approval.by, state=state)
+        else:
+            change = registry.unloading(id, actor)
+        for row in change.puts or change.moves:
+            registered = partial(registry.came, id, row.at, actor, is_load=kind == LOAD)
+        if leaving:
+            change = change._replace(moves=registry.evicted(id_at_server(leaving, server.kind)).moves)
+        going = await self._begin(
+            kind, model, doing, actor, both(approval.burn, change.write), leaving=leaving, of_job=of_job
+        )
+        registry.took(change)
+        if change.puts or change.moves:
+            going.registered = registered
 
         async def work() -> dict[str, Any]:
-            if not is_so:
+            if leaving:
+                await swap_at(server, leaving, model)
+            elif not is_so:
                 await (server.load(model) if kind == LOAD else server.unload(model))
             return {"model": model, "file": "", "changed": not is_so}
 
         return self._carry(going, work, in_thread=False)
 
+    # what an earlier daemon began -----------------------------------------------------------------------------------
+
+    async def forsaken(self, name: str, why: str) -> None:
+        """Notes that an earlier daemon's load failed, so that it is not begun anew. Raises as `Database.write`."""
+        for row in self._deployments.rows():
+            if AT_SERVER in row.id and row.name == name and row.state is DeploymentState.LOADING:
+                await self._deployments.write(self._deployments.reached(row.id, row.at, DeploymentState.FAILED, why))
+
+    async def is_in_memory(self, name: str) -> bool:
+        """Whether the server in use has it, once that answers; False where it does not within a minute."""
+        await self._answers()
+        return name in (await self._active.loaded() or frozenset())
+
+    async def load_again(self, name: str) -> str:
+        """Loads a model that left for another one; the rest of a sentence where that fails, else empty."""
+        await self._answers()
+        server = self._active.control
+        if server is None:
+            return f", and no inference server is there to load {name} again"
+        back = await outcome_of(server.load(name))
+        return f", and {name} is not loaded again: {back.message}" if isinstance(back, HiveError) else ""
+
+    async def _answers(self) -> None:
+        for _ in range(round(ANSWERS_WITHIN_S / TOLD_EVERY_S)):
+            if self._active.control is None or self._active.up:
+                return
+            await asyncio.sleep(TOLD_EVERY_S)
+
     # the jobs -----------------------------------------------------------------------------------------------------
 
-    async def _begin(self, kind: str, model: str, progress: str, actor: str) -> _Going:
+    async def _begin(
+        self,
+        kind: str,
+        model: str,
+        progress: str,
+        actor: str,
+        also: Also | None = None,
+        *,
+        leaving: str = "",
+        of_job: AlsoOfJob | None = None,
+    ) -> _Going:
+        """`leaving`: the model that leaves for this one, if any."""
+        about = {"model": model, EVICTS: leaving} if leaving else {"model": model}
         for going in self._going.values():
-            if going.job.plan["model"] == model:
+            if {*about.values()} & {going.job.plan["model"], going.job.plan.get(EVICTS)}:
                 hint = f"hive model pull {model} --cancel ends it" if going.job.kind == PULL else ""
-                raise WrongState(f"job {going.job.id} is about {model} already ({going.job.kind})", hint=hint)
-        holder = _Going(StoredJob(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
+                error = ModelBusy if {kind, going.job.kind} <= {LOAD, UNLOAD} else WrongState
+                raise error(
+                    f"job {going.job.id} is about {going.job.plan['model']} already ({going.job.kind})", hint=hint
+                )
+        holder = _Going(StoredJob(id=model, kind=kind, plan=about, actor=actor, created_at=0, updated_at=0))
         self._going[model] = holder  # the same pull does not begin while it is written down
         try:
-            plan = {"model": model, "step": kind.rpartition(".")[2]}
-            job = await self._jobs.begin(kind, plan=plan, progress=progress, actor=actor)
+            plan = {**about, "step": kind.rpartition(".")[2]}
+            job = await self._jobs.begin(kind, plan=plan, progress=progress, actor=actor, also=also, of_job=of_job)
         finally:
             del self._going[model]
         going = self._going[job.id] = _Going(job)
@@ -437,19 +544,21 @@ class Models:
 
     async def _end(self, going: _Going, came: dict[str, Any] | HiveError) -> None:
         job = msgspec.structs.replace(going.job, plan=going.plan)
+        change = going.registered(came.message if isinstance(came, HiveError) else "")
         if isinstance(came, HiveError):
             state = JobState.CANCELLED if isinstance(came, Cancelled) else JobState.FAILED
-            said = {"code": came.code, "message": came.message, "hint": came.hint, "log": []}
-            ended = await outcome_of(self._jobs.end(job, state, error=said))
+            ended = await outcome_of(self._jobs.end(job, state, error=job_error(came), also=change.write))
         else:
             if came.get("changed", True):
                 detail = {"name": came["model"], "file": came["file"]}
                 self._audit_log.note(ACTS[job.kind], actor=job.actor, detail=detail)
             await self._active.refresh()  # before it is said to be done: a list asked for then has it
             took = {**came, "took_s": round(time.time() - job.created_at, 3)}
-            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=took))
+            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=took, also=change.write))
         if isinstance(ended, HiveError):
             log.error("model_job_not_written job=%s error=%s", job.id, ended.message)
+        else:
+            self._deployments.took(change)
 
     def has(self, job_id: str) -> bool:
         """Whether that is one of these jobs, and runs."""

@@ -18,7 +18,8 @@ from hive.audit.audit_log import AuditLog
 from hive.audit.feed import DROPPED, Event
 from hive.backends.kinds import whereabouts
 from hive.control.effects import DaemonEffects
-from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
+from hive.control.task_models import rung_for, task_named
+from hive.domain import ALIVE, AgentSpec, AgentStatus, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotSupported
 from hive.link.proxy_link import ProxyGates
 from hive.models.prompts import Prefix, PromptHolder, Warmth, share_counts, sharers
@@ -143,7 +144,7 @@ class Prewarmer:
             case "agent.running":
                 life = self._roster.get(event["agent"])
                 self._consider([] if life is None else [life])
-            case "backend.up":
+            case "backend.up" | "cache.flushed":
                 self._warmth.backend_began()
                 self._consider(self._roster)
             case "model.loaded":
@@ -230,16 +231,25 @@ class Prewarmer:
         return life.agent.spec.prewarm_on_start
 
     def _asked(self, life: AgentLifecycle) -> str:
-        return life.agent.spec.model or self._effects.settings.inference.default_model
+        """The name that its requests are answered by: of a task, the rung that one of them would be given now."""
+        spec, settings = life.agent.spec, self._effects.settings
+        asked = spec.model or settings.inference.default_model
+        task = task_named(settings, asked) if asked else None
+        if task is None:
+            return asked
+        return rung_for(task, lambda rung: self._given(rung, spec), lambda model: bool(self._why_cold(model))) or asked
 
     def _routed(self, life: AgentLifecycle) -> str:
         """The model its requests are given; empty where it names none, or none that is there."""
+        return self._given(self._asked(life), life.agent.spec)
+
+    def _given(self, asked: str, spec: AgentSpec) -> str:
+        """The model that an agent of these settings is given for a name; empty where there is none."""
         inference, own = self._effects.settings.inference, self._effects.models
         names, before = tuple(self._pool_models), self._routed_by
         if before is None or before[0] is not own or before[1] is not inference or before[2] != names:
             self._routed_by = own, inference, names
             self._routes.clear()
-        asked, spec = self._asked(life), life.agent.spec
         if not asked:
             return ""
         limited = self._row_of(spec.tenant).models

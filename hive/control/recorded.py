@@ -6,11 +6,27 @@ import sqlite3
 from typing import NamedTuple
 
 from hive.backends.switch import Target
+from hive.control import cloud
 from hive.control.runtime_config import read_values
 from hive.control.switching import read_chosen
 from hive.domain import Agent
-from hive.store import agents, jobs, messages, pool, runtime_settings, schedules, usage
+from hive.store import (
+    agents,
+    cache_epochs,
+    deployments,
+    jobs,
+    leases,
+    load_tasks,
+    messages,
+    pool,
+    runtime_settings,
+    schedules,
+    usage,
+)
+from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
+from hive.store.leases import StoredLease
+from hive.store.load_tasks import StoredLoad
 from hive.store.schedules import StoredSchedule
 
 PROXY_PORT = "proxy.port"
@@ -19,7 +35,7 @@ PROXY_PORT = "proxy.port"
 
 class RecordedState(NamedTuple):
     """State of an earlier daemon. `footprints`: of models, by key; `pins`: what operators pinned or unpinned, by
-    model."""
+    model; `epochs`: of what was flushed. `is_first_start`: no Hive that knows `[inference] cloud` has run on it."""
 
     agents: list[Agent]
     used: usage.CostSums
@@ -31,6 +47,11 @@ class RecordedState(NamedTuple):
     runtime_settings: dict[str, str]
     footprints: dict[str, str]
     pins: dict[str, bool]
+    leases: list[StoredLease]
+    deployments: list[StoredDeployment]
+    loads: list[StoredLoad]
+    is_first_start: bool
+    epochs: list[cache_epochs.RaisedEpoch]
 
 
 def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
@@ -48,4 +69,9 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
         read_values(conn),
         pool.footprints(conn),
         {model: pinned for model, (pinned, _) in pool.pins(conn).items()},
+        leases.living(conn),
+        deployments.living(conn),
+        load_tasks.under_way(conn),
+        not cloud.is_seeded(conn),
+        cache_epochs.epochs(conn),
     )

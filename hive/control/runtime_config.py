@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from hive.control.effects import DaemonEffects
 from hive.link.messages import RuntimeSettings
 from hive.link.proxy_link import ProxyGates
@@ -20,6 +22,8 @@ from hive.store import runtime_settings
 from hive.store.database import Database
 from hive.store.live import Live
 
+READ_AGAIN = ("tenants", "tasks", "budget")
+"""Sections of hive.conf that the daemon takes over on SIGHUP: the proxy does too, and the daemon tells of them."""
 PREFIX = "setting "
 """Of its keys among the runtime settings: others keep what Hive has learned."""
 
@@ -86,6 +90,18 @@ class RuntimeConfig:
         self._proxy_link.say(RuntimeSettings(values=self.values))
         self.say_to_redis()
         self._on_change()
+
+    def read_again(self, settings: Settings, origins: Mapping[str, SettingOrigin]) -> list[str]:
+        """Takes over what hive.conf says now of tenants, tasks and budgets; returns the sections that have changed. All
+        else waits for the daemon's restart."""
+        found = {section: getattr(settings, section) for section in READ_AGAIN}
+        changed = [section for section, value in found.items() if value != getattr(self._configured, section)]
+        self._configured = msgspec.structs.replace(self._configured, **found)
+        kept = {name: origin for name, origin in self._origins.items() if not name.startswith("budget.")}
+        self._origins = {**kept, **{name: where for name, where in origins.items() if name.startswith("budget.")}}
+        self._take_over()
+        self._on_change()
+        return changed
 
     def say_to_redis(self) -> None:
         self._live.set_config(self.values)

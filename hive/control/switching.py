@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hive.agents.transition_lock import outcome_of
+from hive.audit.approval import Approval
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Also, Jobs
 from hive.backends import one_token
@@ -47,6 +48,7 @@ from hive.host.access import NO_ACCESS
 from hive.host.gpu_memory import GpuMemory
 from hive.link.messages import OpenBackend
 from hive.link.proxy_link import ProxyGates
+from hive.pooling.deployments import Deployments, RegistryChange
 from hive.pooling.pooling import ModelPool
 from hive.settings.table import InferenceSection
 from hive.store import runtime_settings
@@ -113,6 +115,7 @@ class Switcher:
         gpu: GpuMemory,
         pool: ModelPool,
         run: str,
+        deployments: Deployments,
         access: AccessOf = lambda: NO_ACCESS,
     ) -> None:
         """`settings`: asked each time, some of them change while Hive runs. `run`: as of `ChosenBackend`."""
@@ -126,6 +129,7 @@ class Switcher:
         self._pool = pool
         self._room = pool.backends
         self._run = run
+        self._deployments = deployments
         self._access = access
         self._job: StoredJob | None = None
         self._switch: Switch | None = None
@@ -162,39 +166,49 @@ class Switcher:
         """A switch that an earlier daemon left; the gate stays closed from the first word to the proxy on."""
         self._job = job
         self._switch = resumed(msgspec.convert(job.plan, Switch))
-        if self._switch.step is not SwitchStep.HEALTH:  # a server that runs is looked at before the gate is closed
+        # A server that runs is looked at before the gate is closed; after the last step only the job is to be ended.
+        if not self._switch.ended and self._switch.step is not SwitchStep.HEALTH:
             self.towards = str(self._switch.new)
         if self._switch.pooled:
             self._room.hold()
         self._jobs.adopt(job)
 
-    async def begin(self, asked: str, actor: str) -> StoredJob:
+    async def begin(self, asked: str, actor: str, *, approval: Approval) -> StoredJob:
         """The job, running; or done already, where that is the one in use and it answers.
 
-        Raises WrongState where one is under way, NotSupported, UsageError, DependencyDown.
+        Raises WrongState where one is under way, NotSupported, UsageError, DependencyDown, and as `Approval.burn`.
         """
+        approval.check("backend-switch")
         if not self._active.enabled:
             raise NotSupported("this Hive has no inference server: [inference] enabled = false")
         if self._beginning or self._switch is not None:
             towards = f" to {self._switch.new}" if self._switch is not None else ""
             raise WrongState(f"a switch{towards} is under way", hint="`hive backend status` shows how far it is")
+        if self._active.closed_for:
+            raise WrongState(
+                "a flush has its requests wait", hint="`hive backend status` shows it; it can be cancelled"
+            )
         self._beginning = True
         try:
-            return await self._begin(asked, actor)
+            return await self._begin(asked, actor, approval)
         finally:
             self._beginning = False
 
-    async def _begin(self, asked: str, actor: str) -> StoredJob:
-        active, jobs = self._active, self._jobs
+    async def _begin(self, asked: str, actor: str, approval: Approval) -> StoredJob:
+        active, jobs, also = self._active, self._jobs, approval.burn
         old, up = active.target, active.up
         in_use = old is not None and up and asked in (old.kind, old.address)
         new = old if in_use and old is not None else await self._choices.find(asked)
         switch = begun(new, old, old_answered=up, pooled=self._room.is_on, loaded=self._pool.loaded)
         if new == old and up:
-            job = await jobs.begin(KIND, plan=self._plan(switch), progress=f"{new} is in use already", actor=actor)
+            job = await jobs.begin(
+                KIND, plan=self._plan(switch), progress=f"{new} is in use already", actor=actor, also=also
+            )
             return await jobs.end(job, JobState.DONE, result=self._result(job, new, old, changed=False))
         eta_s = await jobs.usual_s(KIND, lambda job: job.plan.get("new", {}).get("kind") == new.kind)
-        job = await jobs.begin(KIND, plan=self._plan(switch), progress=sentence(switch), actor=actor, eta_s=eta_s)
+        job = await jobs.begin(
+            KIND, plan=self._plan(switch), progress=sentence(switch), actor=actor, eta_s=eta_s, also=also
+        )
         self._job, self._switch, self._cut, self._note = job, switch, 0, ""
         self._carrying = spawn(self._carry(), name="switch")
         return job
@@ -228,10 +242,13 @@ class Switcher:
 
     async def run(self) -> None:
         """Carries on what was left; else sees that the chosen service runs. Returns when that is so, or cannot be."""
-        if self._switch is not None:
-            await self._carry()
-        elif isinstance(self._choices, ServiceCandidates) and self._active.enabled:
-            await self._start_chosen(self._choices)
+        try:
+            if self._switch is not None:
+                await self._carry()
+            elif isinstance(self._choices, ServiceCandidates) and self._active.enabled:
+                await self._start_chosen(self._choices)
+        finally:
+            self._active.chosen.set()
 
     async def _start_chosen(self, services: ServiceCandidates) -> None:
         while True:
@@ -294,6 +311,10 @@ class Switcher:
     # the switch ---------------------------------------------------------------------------------------------------
 
     async def _carry(self) -> None:
+        async with self._active.gate:
+            await self._carry_on()
+
+    async def _carry_on(self) -> None:
         job, switch = self._job, self._switch
         assert job is not None
         assert switch is not None
@@ -354,7 +375,10 @@ class Switcher:
             self.not_started = None
             result = self._result(job, switch.new, switch.old, changed=True)
             self._audit_log.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
-            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=result))
+            change = await self._registered(switch.new, job)
+            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=result, also=change.write))
+            if not isinstance(ended, HiveError):
+                self._deployments.took(change)
         else:
             log.error("switch_failed job=%s to=%s error=%s", job.id, switch.new, error.message)
             state = JobState.CANCELLED if switch.why is not None and switch.why.code == "cancelled" else JobState.FAILED
@@ -374,6 +398,17 @@ class Switcher:
             "note": self._note,
             "took_s": round(time.time() - job.created_at, 3),
         }
+
+    async def _registered(self, new: Target, job: StoredJob) -> RegistryChange:
+        """The models that the new server has in its memory from its start on: of a kind that is started with some."""
+        key = spec_of(new.kind).model_key
+        if key and not self._active.seen[1]:
+            await self._active.refresh()  # a daemon that ends the switch of an earlier one may not have looked yet
+        _, models = self._active.seen
+        loaded = await self._active.loaded() if key else frozenset()
+        path = str(getattr(self._settings(), key)) if key and new.unit else ""
+        own = [model for model in models if loaded is None or model.name in loaded]  # None: it did not say
+        return self._deployments.switched(new.kind, own, actor=job.actor, path=path)
 
     async def _write(self, job: StoredJob, switch: Switch) -> StoredJob:
         """Writes the step down before it begins, for a resumption; a full disk does not keep a switch from ending."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from hive.agents.transition_lock import outcome_of
+from hive.budgets import BudgetPeriods
 from hive.errors import HiveError
 from hive.settings.table import DaemonSection
 from hive.store import rollups
@@ -24,11 +25,18 @@ Step = Callable[[sqlite3.Connection], int]
 
 
 class UsageHistory:
-    """The owner spawns `run` once. `settings`: how long is what kept, for as long as the daemon runs."""
+    """The owner spawns `run` once. `settings`: how long is what kept, for as long as the daemon runs. `budgeted`: the
+    day and the month that budgets add up, which are kept in any case; None where nobody has one."""
 
-    def __init__(self, database: Database, settings: DaemonSection) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: DaemonSection,
+        budgeted: Callable[[], BudgetPeriods | None] = lambda: None,
+    ) -> None:
         self._database = database
         self._settings = settings
+        self._budgeted = budgeted
 
     async def run(self) -> None:
         """Sees to it now and every hour, until cancelled."""
@@ -45,6 +53,8 @@ class UsageHistory:
         wanted = rollups.keep_from(
             now, requests_days=settings.usage_retention_days, sums_days=settings.usage_rollup_days
         )
+        if (periods := self._budgeted()) is not None:
+            wanted = rollups.with_periods(wanted, day_begins=periods.day_begins, month_begins=periods.month_begins)
         await self._database.write(lambda conn: rollups.let_go(conn, wanted, now=now))
         requests = await self._until_done(rollups.prune_requests)
         sums = await self._until_done(rollups.prune_sums)

@@ -79,6 +79,7 @@ def agent_view(
     next_wake_at: float | None,
     can: RuntimeCapabilities | None,
     prewarm_note: str = "",
+    budget_percent: int | None = None,
 ) -> AgentView:
     """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
 
@@ -131,6 +132,7 @@ def agent_view(
         "last_wake_cause": cause,
         "wakes": life.wakes,
         "pauses": life.pauses,
+        "budget_percent": budget_percent,
     }
 
 
@@ -414,6 +416,7 @@ def _cost_view(cost: CostSums) -> Cost:
         "cached_tokens": cost.cached_tokens,
         "unknown": cost.unknown,
         "cut": cost.cut,
+        "far": cost.far,
     }
 
 
@@ -440,7 +443,11 @@ def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
 
 
 def inference_view(
-    backend: BackendInfo | None, models: list[ModelInfo], settings: Settings, switch: system.Job | None
+    backend: BackendInfo | None,
+    models: list[ModelInfo],
+    settings: Settings,
+    switch: system.Job | None,
+    speculation: system.Speculation | None = None,
 ) -> system.Inference:
     """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words.
 
@@ -460,6 +467,7 @@ def inference_view(
         "capabilities": _capabilities(FoundCapabilities() if backend is None else backend.capabilities),
         "models": [msgspec.to_builtins(model) for model in models],
         "switch": switch,
+        "speculation": speculation,
     }
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from hive.dialects.openai_answers import kind_of, status_of, words_of
 from hive.domain import Dialect
-from hive.errors import BackendGaveUp, HiveError, MethodNotAllowed, Saturated, TooManyRequests
+from hive.errors import BackendGaveUp, BudgetExceeded, HiveError, MethodNotAllowed, Saturated, TooManyRequests
 
 _encode = msgspec.json.Encoder().encode
 MAX_RETRY_AFTER_S = 120
@@ -186,6 +186,9 @@ def error_fields(error: HiveError) -> bytes:
     >>> error_fields(BadRequest()), error_fields(Saturated(retry_after_s=0.4))
     (b'x-should-retry: false\\r\\n', b'retry-after: 1\\r\\nretry-after-ms: 400\\r\\n')
     """
+    if isinstance(error, BudgetExceeded):  # nobody is to come again before: the whole time, and the word not to
+        wait_s = max(0.0, error.retry_after_s or 0.0)
+        return b"retry-after: %d\r\nx-should-retry: false\r\n" % max(1, math.ceil(wait_s))
     if isinstance(error, Saturated | TooManyRequests):
         wait_s = min(MAX_RETRY_AFTER_S, max(0.0, error.retry_after_s if error.retry_after_s is not None else 1.0))
         return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (max(1, math.ceil(wait_s)), math.ceil(wait_s * 1000))

@@ -14,7 +14,7 @@ def one_line(line: bytes) -> bytes:
     >>> one_line('{"text":"a\\x85b\\u2028"}'.encode())
     b'{"text":"a\\\\u0085b\\\\u2028"}'
     """
-    if b"\xc2\x85" not in line and b"\xe2\x80" not in line:
+    if line.find(b"\xc2\x85") < 0 and line.find(b"\xe2\x80") < 0:
         return line
     line = line.replace(b"\xc2\x85", b"\\u0085")
     return line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")

@@ -6,6 +6,9 @@ import re
 
 MAX_EVENT = 1024 * 1024
 """Bytes of an unfinished event kept; a longer one is given up (it is relayed all the same)."""
+_LF, _CR = 10, 13
+"""As numbers: to look for one costs a tenth of looking for bytes, for which `in` raises and catches a TypeError first.
+For several bytes `find` costs half of `in`."""
 
 
 class SseReader:
@@ -51,13 +54,13 @@ class SseReader:
     def feed(self, data: bytes) -> list[bytes]:
         if data.startswith(b"data: ") and data.endswith(b"\n\n") and not self._pieces and not self._open:
             inner = data[6:-2]
-            if b"\r" not in inner and inner:
-                if b"\n" not in inner:
+            if _CR not in inner and inner:
+                if _LF not in inner:
                     return [inner]
                 events = inner.split(b"\n\ndata: ")
                 if inner.count(b"\n") == 2 * len(events) - 2 and all(events):
                     return events
-        if b"\n" not in data and b"\r" not in data and not (self._pieces and self._pieces[-1].endswith(b"\r")):
+        if _LF not in data and _CR not in data and not (self._pieces and self._pieces[-1].endswith(b"\r")):
             self._hold(data)
             return []
         return self._read(b"".join([*self._pieces, data]))
@@ -69,7 +72,7 @@ class SseReader:
     def _read(self, data: bytes) -> list[bytes]:
         self._pieces.clear()
         self._pieces_bytes = 0
-        if b"\r" in data:
+        if _CR in data:
             held = data.endswith(b"\r")
             data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\r" * held
         *lines, rest = data.split(b"\n")
@@ -152,9 +155,9 @@ class UsageStripper:
 
     def feed(self, data: bytes) -> bytes:
         if not self._tail and data.endswith(b"\n\n"):
-            if b'"usage"' not in data:
+            if data.find(b'"usage"') < 0:
                 return data
-            if data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            if data.find(b"\n\n") == len(data) - 2 and _CR not in data:
                 return _without_usage(data)
         end = _EVENT_END.search(self._tail + data)
         if end is None:

@@ -15,7 +15,21 @@ from typing import ParamSpec, TypeVar, cast
 import msgspec
 
 from hive.conditions import FoundCondition
-from hive.doctor.checks import backends, docker, files, host, leftovers, memory, pool, running, sandboxes, stores, units
+from hive.doctor.checks import (
+    backends,
+    docker,
+    files,
+    governance,
+    host,
+    leftovers,
+    memory,
+    pool,
+    running,
+    sandboxes,
+    speculation,
+    stores,
+    units,
+)
 from hive.doctor.checks.check import Check, CheckVerdict, Status, skipped, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError, NotPermitted, UsageError, did_you_mean
@@ -35,6 +49,8 @@ CHECKS: tuple[Check, ...] = (
     *stores.CHECKS,
     *backends.CHECKS,
     *pool.CHECKS,
+    *speculation.CHECKS,
+    *governance.CHECKS,
     *sandboxes.CHECKS,
     *docker.CHECKS,
     *leftovers.CHECKS,

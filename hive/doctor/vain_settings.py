@@ -6,11 +6,13 @@ from collections.abc import Collection
 
 from hive.backends.entries import entries_of
 from hive.backends.entry_sleep import why_no_sleep
+from hive.backends.launch import without_ram_cache
+from hive.backends.speculation import why_vain
 from hive.settings.table import Settings
 
 
 def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
-    """The settings of sleep that are right and have no effect, sentences. `told`: the settings that were written, as
+    """The settings that are right and have no effect, sentences. `told`: the settings that were written, as
     `section.key`.
 
     >>> from hive.settings.pool import ModelRow, PoolSection
@@ -21,6 +23,10 @@ def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
     ['[pool] host_ram_mb has no effect: no model described here may sleep (q: llama-server has no sleep)']
     >>> settings_in_vain(Settings(models=described), [])
     []
+    >>> from hive.settings.table import InferenceSection, TenantRow
+    >>> kept = InferenceSection(llama_cache_ram_mb=512)
+    >>> settings_in_vain(Settings(inference=kept, tenants={"acme": TenantRow()}), [])
+    ['[inference] llama_cache_ram_mb has no effect: tenants are of more than one cache group']
     """
     pool = settings.pool
     reasons = {entry.name: (entry, why_no_sleep(entry, pool)) for entry in entries_of(settings).values()}
@@ -32,4 +38,7 @@ def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
     if pool.host_ram_mb and all(why for _, why in reasons.values()):
         first = next((f" ({name}: {why})" for name, (_, why) in reasons.items()), "")
         said.append(f"[pool] host_ram_mb has no effect: no model described here may sleep{first}")
+    said += [f"[inference] {why}" for why in why_vain(settings.inference)]
+    if settings.inference.llama_cache_ram_mb != without_ram_cache(settings).llama_cache_ram_mb:
+        said.append("[inference] llama_cache_ram_mb has no effect: tenants are of more than one cache group")
     return said

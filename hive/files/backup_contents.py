@@ -16,6 +16,7 @@ from hive.files.layout import (
     CONFIGURATION,
     MODELS_D,
     POLICY_FILE,
+    RULES_FILE,
     RUNTIMES,
     SECRETS,
     STATE,
@@ -24,6 +25,7 @@ from hive.files.layout import (
     Layout,
 )
 from hive.files.ports import Remembered
+from hive.governance import rules
 from hive.host import policy_file
 from hive.paths import default_state_dir, runtime_dir
 from hive.settings.file import load_text, model_files
@@ -126,6 +128,7 @@ def installed(layout: Layout) -> HiveFiles:
     found = [
         BackupPart("hive.conf", layout.at(CONF_FILE), 0o644, _check_conf),
         BackupPart("sandbox.toml", layout.at(POLICY_FILE), 0o644, _check_policy),
+        BackupPart("governance.toml", layout.at(RULES_FILE), 0o644, _check_rules),
         *(_secret(name, layout.at(SECRETS) / name) for name in SECRET_NAMES),
     ]
     return HiveFiles(paths, _by_name(paths, found), layout)
@@ -161,6 +164,13 @@ def _check_policy(content: bytes) -> None:
         policy_file.parse(content.decode())
     except (UnicodeDecodeError, ConfigError) as error:
         raise BadRequest(f"sandbox.toml in it is wrong: {error}") from None
+
+
+def _check_rules(content: bytes) -> None:
+    try:
+        rules.parse(content.decode())
+    except (UnicodeDecodeError, ConfigError) as error:
+        raise BadRequest(f"governance.toml in it is wrong: {error}") from None
 
 
 def _check_ports(content: bytes) -> None:

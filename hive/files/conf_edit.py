@@ -19,7 +19,12 @@ from hive.settings.file import FILE_MAX_BYTES, MODELS_D, load_text, model_files
 
 NEW_MODE = 0o644
 PROXY, DAEMON, SANDBOX = "hive-proxy", "hive-daemon", "hive-sandbox"
-BOUND = frozenset({"proxy.port", "proxy.ingress_port", "proxy.vsock", "proxy.listen", "inference.vsock_port"})
+BOUND = frozenset(
+    {
+        *("proxy.port", "proxy.ingress_port", "proxy.vsock", "proxy.listen", "inference.vsock_port"),
+        *("runner.port", "runner.listen"),
+    }
+)
 """Settings of the proxy's listeners; on SIGHUP it takes over all others that it reads."""
 ALSO_DAEMON = frozenset(
     {
@@ -29,11 +34,13 @@ ALSO_DAEMON = frozenset(
 )
 ALSO_PROXY = frozenset(
     {
-        *("inference.default_model", "inference.token_tracking", "inference.backend_limit_name"),
+        *("inference.default_model", "inference.token_tracking", "inference.backend_limit_name", "inference.cloud"),
         *("pool.load_depth", "pool.load_wait_s"),
     }
 )
-DAEMONS = frozenset({"inference", "sleep", "agents", "daemon", "api", "pool", "model"})
+DAEMONS = frozenset(
+    {"inference", "sleep", "agents", "daemon", "api", "pool", "model", "lease", "registry", "governance", "runner"}
+)
 ALSO_SANDBOX = frozenset({"agents.log_max_bytes"})
 
 
@@ -112,10 +119,16 @@ def applied_by(name: Name) -> list[str]:
 
     >>> applied_by(Name("proxy", "queue_depth")), applied_by(Name("sleep", "check_s"))
     (['systemctl reload hive-proxy'], ['systemctl restart hive-daemon'])
+    >>> applied_by(Name("inference", "speculative"))[1:]
+    ['systemctl try-restart hive-inference-vllm', 'systemctl try-restart hive-inference-llama']
     """
     full, section = str(name), name.section.partition(" ")[0]
-    server = next((kind for kind in ("vllm", "ollama", "llama") if name.key.startswith(f"{kind}_")), "")
-    reload_proxy = section in ("tenant", "fields") or section.startswith("grammar_") or full in ALSO_PROXY
+    servers = [kind for kind in ("vllm", "ollama", "llama") if name.key.startswith(f"{kind}_")]
+    if name.key in ("speculative", "speculative_draft_tokens") and section == "inference":
+        servers = ["vllm", "llama"]
+    reload_proxy = (
+        section in ("tenant", "fields", "budget", "task") or section.startswith("grammar_") or full in ALSO_PROXY
+    )
     reload_proxy = reload_proxy or (section == "proxy" and full not in BOUND)
     restarted = [
         (PROXY, full in BOUND),
@@ -124,9 +137,10 @@ def applied_by(name: Name) -> list[str]:
             DAEMON,
             full in ALSO_DAEMON | {"sandbox.enabled"} or (section in DAEMONS and full not in BOUND),
         ),
-        ("hive-inference" if server == "ollama" else f"hive-inference-{server}", bool(server)),
+        *(("hive-inference" if server == "ollama" else f"hive-inference-{server}", True) for server in servers),
     ]
     commands = [f"systemctl reload {PROXY}"] if reload_proxy else []
+    commands += [f"systemctl reload {DAEMON}"] if section in ("budget", "task", "tenant") else []
     verb = "try-restart"  # an inference server that is not the chosen one stays stopped
     for unit, is_it in restarted:
         if is_it:

@@ -36,7 +36,8 @@ def import_files(sources: Sequence[Path], base: Path | None = None) -> PoolImpor
     Raises ConfigError (no such models, or not as models.d takes them), NotFound, NotPermitted.
     """
     found = imported({str(path): _document(path) for path in sources}, (base or sources[0].parent).absolute())
-    text = tomli_w.dumps({"model": found.models})
+    kinds = {"model": found.models, "task": found.tasks}
+    text = tomli_w.dumps({kind: named for kind, named in kinds.items() if named})
     _check("", None, text, sources[0].name, f"what {sources[0]} describes", [])
     return PoolImport(found, text)
 
@@ -54,7 +55,7 @@ def write(made: PoolImport, conf: Path, name: str) -> PoolImport:
         raise NotFound(f"there is no directory {conf.parent}", hint="name another file with --config")
     database = database_of(conf, uid=os.geteuid(), env=os.environ)
     with noted(database, "import_models", target=target.stem, file=str(target)) as about:
-        about["models"] = len(made.found.models)
+        about["models"], about["tasks"] = len(made.found.models), len(made.found.tasks)
         if os.path.lexists(target):
             raise WrongState(f"{target} is there already", hint="--write another name, or move that file away")
         text = _text(real) if real.exists() else ""

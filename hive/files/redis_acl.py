@@ -68,8 +68,9 @@ _RULES: dict[str, tuple[str, ...]] = {
             f"%W~{keys.MODELS_AVAILABLE}",
             f"%W~{keys.INFERENCE_BACKEND}",
             f"%W~{keys.CONFIG_RUNTIME}",
+            f"%W~{keys.gpu_lease('*')}",
         ),
-        _may("del", f"%W~{keys.PROMPTS}"),
+        _may("del", f"%W~{keys.PROMPTS}", f"%W~{keys.gpu_lease('*')}"),
         _may("sadd expire", f"%W~{keys.prompt_agents('*')}"),
         # An agent that is forgotten: what leads to it is found by SCAN.
         _may("del", "%W~hive:agent:*", f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
@@ -79,7 +80,7 @@ _RULES: dict[str, tuple[str, ...]] = {
         _may("xadd xreadgroup xack xdel xgroup|destroy", f"~{keys.USAGE_STREAM}"),
     ),
 }
-_SHOWN = ("agent", "agents", "vm", "models", "inference", "config")
+_SHOWN = ("agent", "agents", "vm", "models", "inference", "config", "gpu")
 """The second word of keys that any user may read who gets to Redis."""
 _VIEWER = (
     *(f"%R~hive:{word}:*" for word in _SHOWN),

@@ -18,6 +18,7 @@ import msgspec
 from hive.domain import origin_of
 from hive.errors import ConfigError, NotPermitted
 from hive.host.credentials import credential
+from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
 
 CREDENTIAL = "backend-api-key"
@@ -64,10 +65,21 @@ def access_of(inference: InferenceSection, env: Mapping[str, str]) -> RemoteAcce
     if given is None and inference.backend_api_key_file:
         where = inference.backend_api_key_file
         given = _read(Path(where))
+    return RemoteAccess(_key_in(given, where), inference.backend_ca_file)
+
+
+def access_of_model(row: ModelRow) -> RemoteAccess:
+    """The access to the server of a remote model of the pool: its own key alone, never the one of `[inference]`, which
+    is for another server. Raises as `access_of`."""
+    given = _read(Path(row.api_key_file)) if row.api_key_file else None
+    return RemoteAccess(_key_in(given, row.api_key_file), row.ca_file)
+
+
+def _key_in(given: bytes | None, where: str) -> str:
     key = "" if given is None else given.decode("latin-1").strip()
     if not key.isascii() or not key.isprintable() or " " in key or (given is not None and not key):
         raise ConfigError(f"{where} holds no key", hint="one line of printable ASCII characters without spaces")
-    return RemoteAccess(key, inference.backend_ca_file)
+    return key
 
 
 def _read(path: Path) -> bytes:

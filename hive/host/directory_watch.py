@@ -1,4 +1,4 @@
-"""Changes of the names in a directory, told by the kernel (inotify(7))."""
+"""Changes of the names in a directory, or of what a file says, told by the kernel (inotify(7))."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import ctypes
 import os
 from pathlib import Path
 
-IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
+IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryWatch:
     """Its descriptor `fd` is readable once a name has come, gone, or become another file since the last `forget`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, events: int = IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE) -> None:
         """Raises OSError."""
         self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         try:
-            names = IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
-            _checked(_libc.inotify_add_watch(self.fd, os.fsencode(directory), ctypes.c_uint32(names)))
+            _checked(_libc.inotify_add_watch(self.fd, os.fsencode(directory), ctypes.c_uint32(events)))
         except OSError:
             self.close()
             raise
@@ -35,6 +34,15 @@ class DirectoryWatch:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class FileWatch(DirectoryWatch):
+    """The same of what a file says: `fd` is readable once that has changed, or the file is gone. The kernel tells so of
+    `cgroup.events` too."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError."""
+        super().__init__(file, IN_MODIFY)
 
 
 def _checked(result: int) -> int:

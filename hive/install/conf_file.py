@@ -16,8 +16,8 @@ HEAD = """\
 # hive.conf - the settings of Hive, hive.conf(5). What stands here behind a # is the default.
 # `hive config check` says what is wrong with it, `hive config show --origin` what is in force and where it comes from.
 #
-# [tenant NAME] is what the agents of one tenant may have together, [fields TARGET] what becomes of fields of request
-# bodies; both are described in hive.conf(5).
+# [tenant NAME] is what the agents of one tenant may have together, [task NAME] the models that answer requests for
+# task:NAME, [fields TARGET] what becomes of fields of request bodies; all are described in hive.conf(5).
 """
 _ANY_KEY = re.compile(r"\s*[#;]?\s*([a-z0-9_]+)\s*[=:]")
 _SECTION = re.compile(r"\s*\[([^]]+)\]")

@@ -26,7 +26,7 @@ OWN = ("hive-redis.service", "hive-sandbox.service", "hive-daemon.service", "hiv
 """Units that are started anew with a version. Not the inference servers: a model that is loaded stays."""
 AGENT_UNITS = "hive-agent@*"
 MODEL_UNITS = "hive-model@*"
-SLICES = ("hive-agents.slice", "hive-model.slice", "hive.slice")
+SLICES = ("hive-agents.slice", "hive-model.slice", "hive-lease.slice", "hive.slice")
 """The last is there because of the others (systemd.slice(5): a dash is a level)."""
 TEMPLATE = "@.service"
 """The end of the name of a unit that only has instances: it is never loaded itself."""

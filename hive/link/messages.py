@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import BackendInfo, ModelInfo, Tier
+from hive.budgets import NO_LIMITS, TokenLimits
+from hive.domain import BackendInfo, CloudUse, ModelInfo, Tier
+from hive.link.cache import UseCacheEpochs
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.helper import (
     AskBackend,
@@ -44,7 +46,9 @@ from hive.link.helper import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.leases import AskLeases, HolderMoved, LeaseEnd, LeaseExpect, LeaseForget, LeasesHeld
 from hive.link.message import LinkMessage
+from hive.link.parking import AskSlotOf, ParkedIs, ParkedOver, SlotOf, UseParked
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
@@ -69,6 +73,8 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
+from hive.link.runner import RunnerCall, RunnerSaid, RunnerTokens
+from hive.link.signed_loads import SignedLoads
 from hive.link.slots import (
     AskSlotLog,
     AskSlots,
@@ -79,7 +85,8 @@ from hive.link.slots import (
     SlotStart,
     SlotStop,
 )
-from hive.link.usage import AgentsActive, UsageBatch
+from hive.link.tasks import AskTasks, TasksAre
+from hive.link.usage import AgentsActive, AskSpent, SpentIs, UsageBatch
 
 PROTOCOL = 1
 
@@ -178,7 +185,8 @@ class AgentRow(LinkMessage, tag=True, frozen=True, kw_only=True):
     `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
     `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its port listens:
     `host:port`, `unix:PATH`, `vsock:UDS_PATH:PORT` (Firecracker's `CONNECT`), or what `dialled` says. `cid`: the
-    AF_VSOCK context id its guest connects from.
+    AF_VSOCK context id its guest connects from. `cloud`: as its spec has it; `limits`: its own
+    budgets.
     """
 
     id: str
@@ -193,13 +201,16 @@ class AgentRow(LinkMessage, tag=True, frozen=True, kw_only=True):
     ingress_digest: str = ""
     address: str | None = None
     cid: int | None = None
+    cloud: CloudUse | None = None
+    limits: TokenLimits = NO_LIMITS
 
 
 class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage.
 
     `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
-    `runtime_settings`: as `RuntimeSettings` has them. `slots`: every slot of the pool.
+    `runtime_settings`: as `RuntimeSettings` has them. `slots`: every slot of the pool. `cache_epochs`, `cache_fresh`:
+    as `UseCacheEpochs` has them. `signed`: as it is told from then on.
     """
 
     agents: list[AgentRow]
@@ -211,6 +222,9 @@ class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     backend_wait_s: float = 0.0
     runtime_settings: dict[str, str] = msgspec.field(default_factory=dict)
     slots: list[SlotRow] = msgspec.field(default_factory=list)
+    cache_epochs: dict[str, int] = msgspec.field(default_factory=dict)
+    cache_fresh: list[str] = msgspec.field(default_factory=list)
+    signed: SignedLoads = SignedLoads()
 
 
 class AgentIs(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -281,7 +295,8 @@ class CloseBackend(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. No request goes to the backend from now on; new requests wait, for at most `wait_s` from now.
 
     Answer: `Drained`, once none is at the backend: those that have not ended within `drain_s` are cut. If the gate is
-    closed already, the waits begin anew. `towards`: the backend that is switched to, in words.
+    closed already, the waits begin anew. `towards`: the backend that is switched to, or what a flush makes of it, in
+    words.
     """
 
     towards: str
@@ -352,9 +367,15 @@ AnyMessage = (
     | SlotFlows
     | SlotCrashed
     | CrashBlame
+    | RunnerTokens
+    | SignedLoads
+    | RunnerCall
+    | RunnerSaid
     | AskModels
     | AskQueue
     | QueueIs
+    | AskTasks
+    | TasksAre
     | CancelRequest
     | Prewarm
     | Prewarmed
@@ -366,8 +387,16 @@ AnyMessage = (
     | ResponseIs
     | DropResponse
     | UsageBatch
+    | AskSpent
+    | SpentIs
     | AgentsActive
     | RuntimeSettings
+    | UseCacheEpochs
+    | AskSlotOf
+    | SlotOf
+    | ParkedIs
+    | ParkedOver
+    | UseParked
     | Marks
     | Leaving
     | AskRuntimes
@@ -395,6 +424,12 @@ AnyMessage = (
     | SlotStart
     | SlotPrepare
     | SlotStop
+    | LeaseExpect
+    | LeaseEnd
+    | LeaseForget
+    | AskLeases
+    | LeasesHeld
+    | HolderMoved
     | SlotIsRunning
     | AskSlots
     | SlotsRunning

@@ -16,9 +16,11 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     """One slot as the proxy needs to know it. `generation` grows with every start of its server.
 
     `is_open`: requests go to it. Else they wait for at most `wait_s` each: `ready_in_s` is when it is expected, None if
-    that cannot be said; `never`: why no end of the wait can be seen, a clause, then they are refused at once.
+    that cannot be said; `never`: why no end of the wait can be seen, a clause, then they are refused at once;
+    `unapproved`: that is for want of a signed order.
     `backend`: its kind, and its address once it has one; `models`: the names it answers to; `at_server`: the name by
-    which its server knows its model, where that is another.
+    which its server knows its model, where that is another. `load_s`: a load takes so long, or a wake of a sleeper; 0
+    where that is not known.
     """
 
     id: str
@@ -29,7 +31,9 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     ready_in_s: float | None = None
     never: str = ""
+    unapproved: bool = False
     at_server: str = ""
+    load_s: float = 0.0
 
 
 class Slots(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -113,7 +117,8 @@ class SlotFlow(msgspec.Struct, frozen=True, kw_only=True):
     without a head; `no_data_s`: the longest time in which one of those with a head had no data; `moved_s`: since any
     request of the slot had a head or data, at most `oldest_s`. Data are noticed within a second; an answer whose client
     does not read counts as one that moves. `begun`: requests that went there since the last `SlotFlows`; `band`: of the
-    newest of them.
+    newest of them. `keep_s`: the longest time for which a task wants the model kept after these requests, and those
+    of the message before.
     """
 
     in_flight: int
@@ -124,6 +129,7 @@ class SlotFlow(msgspec.Struct, frozen=True, kw_only=True):
     moved_s: float | None = None
     begun: int = 0
     band: Band = Band.NORMAL
+    keep_s: float = 0.0
 
 
 class SlotFlows(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Protocol
 from hive.domain import Agent
 from hive.errors import HiveError, LinkLost
 from hive.host.accounts import Accounts
+from hive.link.cache import UseCacheEpochs
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -30,6 +31,7 @@ from hive.link.messages import (
     DaemonTable,
     Done,
     Drained,
+    Failed,
     Hello,
     Open,
     ProxyTable,
@@ -38,6 +40,7 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.parking import AskSlotOf, SlotOf, UseParked
 from hive.link.pool import (
     CloseSlotGate,
     CrashBlame,
@@ -54,8 +57,10 @@ from hive.link.pool import (
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import AskHistory, AskInputItems, AskResponse, DropResponse, FromProxy, KeepResponse
+from hive.link.runner import RunnerCall
 from hive.link.server import LinkServer
-from hive.link.usage import AgentsActive, UsageBatch
+from hive.link.tasks import AskTasks, TaskRoute, TasksAre
+from hive.link.usage import AgentsActive, AskSpent, SpentIs, UsageBatch
 
 log = logging.getLogger("hive.daemon")
 
@@ -86,7 +91,15 @@ class ProxyEvents(Protocol):
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None: ...
 
+    def use_parked(self, message: UseParked, reply: LinkReply) -> None: ...
+
+    def runner_asks(self, call: RunnerCall, reply: LinkReply) -> None:
+        """A request came to the runner's listener; `RunnerSaid` answers it."""
+        ...
+
     def usage(self, batch: UsageBatch) -> None: ...
+
+    def spent(self, asked: AskSpent, answer: Callable[[SpentIs | Failed], None]) -> None: ...
 
     def active(self, agents: dict[str, float]) -> None:
         """These agents were active, each at that time (Unix seconds)."""
@@ -236,9 +249,27 @@ class ProxyGates:
             raise HiveError(f"the proxy answered {type(answer).__name__}")
         return answer
 
+    async def tasks(self, asked: AskTasks) -> list[TaskRoute]:
+        """The tasks, and what a request for each would be given now. Raises NotFound, LinkLost, TimedOut."""
+        answer = await self._ask(asked)
+        if not isinstance(answer, TasksAre):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer.tasks
+
     async def cancel(self, request_id: str) -> None:
         """Ends a request that is under way. Raises NotFound, LinkLost, TimedOut."""
         await self._ask(CancelRequest(id=request_id))
+
+    async def use_cache_epochs(self, epochs: UseCacheEpochs) -> None:
+        """Returns once the proxy sends no request that was read with earlier ones. Raises LinkLost, TimedOut."""
+        await self._ask(epochs)
+
+    async def slot_of(self, agent: str) -> SlotOf:
+        """The slot of a llama-server whose last user this agent is. Raises NotFound, LinkLost, TimedOut."""
+        answer = await self._ask(AskSlotOf(agent=agent))
+        if not isinstance(answer, SlotOf):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer
 
     async def prewarm(self, agent: str, model: str, system_prompt: str, *, within_s: float) -> Prewarmed:
         """The backend has read the prompt as this agent's. Raises whatever kept it from that, LinkLost, TimedOut."""
@@ -280,8 +311,14 @@ class ProxyGates:
                 self._events.look_for_models(reply)
             case KeepResponse() | AskHistory() | AskResponse() | AskInputItems() | DropResponse():
                 self._events.about_responses(message, reply)
+            case UseParked() if reply is not None:
+                self._events.use_parked(message, reply)
+            case RunnerCall() if reply is not None:
+                self._events.runner_asks(message, reply)
             case UsageBatch():
                 self._events.usage(message)
+            case AskSpent() if reply is not None:
+                self._events.spent(message, reply)
             case AgentsActive(agents=agents):
                 self._events.active(agents)
             case SlotDemands():

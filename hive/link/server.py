@@ -16,6 +16,7 @@ from hive.link.link import Link, OnLost, OnMessage
 PATH_MAX_BYTES = 107
 """Longest path that fits into `sun_path`."""
 SO_PEERGROUPS = 59
+SO_PASSRIGHTS = 83
 """asm-generic/socket.h; Python 3.11 has no name for it."""
 PEERGROUPS_BYTES = 1024
 """The largest buffer that socket.getsockopt takes; the kernel refuses (ERANGE) one that is too small for all groups."""
@@ -42,11 +43,14 @@ def groups_of(sock: socket.socket) -> frozenset[int]:
     return frozenset({primary, *struct.unpack(f"{len(answer) // 4}I", answer)})
 
 
-def bind_private(path: Path, *, owner: tuple[int, int] | None = None, group: int | None = None) -> socket.socket:
+def bind_private(
+    path: Path, *, owner: tuple[int, int] | None = None, group: int | None = None, takes_files: bool = True
+) -> socket.socket:
     """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one.
 
-    `owner`: uid and gid it is given to before anyone can connect. `group`: a gid whose members may connect too. Raises
-    OSError, also for a path of more than `PATH_MAX_BYTES`, to which no process could connect.
+    `owner`: uid and gid it is given to before anyone can connect. `group`: a gid whose members may connect too.
+    `takes_files`: whether those who connect may pass descriptors; Linux refuses them from 6.16 on, an older one goes on
+    to take them. Raises OSError, also for a path of more than `PATH_MAX_BYTES`, to which no process could connect.
     """
     if len(os.fsencode(path)) > PATH_MAX_BYTES:
         raise OSError(errno.ENAMETOOLONG, "a socket's path is too long", str(path))
@@ -62,6 +66,9 @@ def bind_private(path: Path, *, owner: tuple[int, int] | None = None, group: int
         if group is not None:
             os.chown(temporary, -1, group)
             temporary.chmod(0o660)
+        if not takes_files:
+            with contextlib.suppress(OSError):  # an older kernel
+                sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)  # each accepted socket inherits it
         sock.listen(1024)
         temporary.rename(path)
     except OSError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from hive.link.message import LinkMessage
 
 
@@ -30,6 +32,33 @@ class UsageBatch(LinkMessage, tag=True, frozen=True, kw_only=True):
     epoch: str
     committed_to: int
     items: list[UsageItem]
+
+
+class SpentRow(NamedTuple):
+    """Tokens of one tenant or agent: of the day, of the month, and of the day's requests that left the box."""
+
+    day: int = 0
+    month: int = 0
+    cloud_day: int = 0
+
+
+class AskSpent(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask, of the proxy. The tokens of these agents (ids) and tenants since the day and the month began (Unix seconds).
+    Answer: `SpentIs`."""
+
+    epoch: str
+    day_begins: float
+    month_begins: float
+    agents: list[str] = msgspec.field(default_factory=list)
+    tenants: list[str] = msgspec.field(default_factory=list)
+
+
+class SpentIs(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Answer to `AskSpent`. The events of the asking epoch up to `committed_to` are in it, later ones are not."""
+
+    committed_to: int
+    agents: dict[str, SpentRow]
+    tenants: dict[str, SpentRow]
 
 
 class AgentsActive(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -76,11 +76,13 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """The model taken, by the server's name; why, and all steps that led there, each a line for a person."""
+    """The model taken, by the server's name; why, and all steps that led there, each a line for a person. `rung`: which
+    target of an alias it is, 0 for its first, and for a model that was named itself."""
 
     model: str
     why: str
     steps: tuple[str, ...]
+    rung: int = 0
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ class Explained(msgspec.Struct, frozen=True):
     steps: tuple[str, ...]
     hint: str = ""
     is_far: bool = False
+    rung: int = 0
 
 
 # what the settings and the server say ---------------------------------------------------------------------------------
@@ -304,7 +307,7 @@ def explain(
         routed = routing.route(asked)
     except NotFound as error:
         return Explained("", error.message, (*routing.steps, f"takes none: {error.message}"), error.hint)
-    return Explained(routed.model, routed.why, routed.steps)
+    return Explained(routed.model, routed.why, routed.steps, rung=routed.rung)
 
 
 def explain_for(
@@ -360,10 +363,10 @@ class _Routing:
             self.steps.append(f"{asked[:SHOWN]} is an alias of {', or else '.join(targets)}")
         if not self._prefs.routing:
             self.steps.append("no variant is chosen by tier: quantization_routing is off")
-        for target in targets or (asked,):
+        for rung, target in enumerate(targets or (asked,)):
             routed = self._by_tier(target) if self._prefs.routing else self._as_named(target)
             if routed is not None:
-                return routed
+                return msgspec.structs.replace(routed, rung=rung) if rung else routed
             if targets is not None:
                 self.steps.append(f"{target} is not there")
         raise NotFound(f"model '{asked[:SHOWN]}' not found", hint=self._what_there_is(asked))

@@ -13,8 +13,9 @@ on another host. Judged here is only whether a server passes requests on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
-from hive.domain import ModelInfo
+from hive.domain import ModelInfo, origin_of
 from hive.models.names import spelled
 
 HINT = "an operator permits it by its name in [tenant NAME] models"
@@ -37,6 +38,17 @@ def would_leave(name: str, why: str) -> str:
     '"x:cloud" would leave this box: Ollama sends what is named so to its cloud'
     """
     return f'"{name[:80]}" would leave this box: {why}'
+
+
+@lru_cache(maxsize=256)
+def is_elsewhere(address: str) -> bool:
+    """Whether what is said to a server at this address leaves this machine; remembered, as each request asks. To one
+    without an address nothing is said.
+
+    >>> is_elsewhere("127.0.0.1:11434"), is_elsewhere("https://api.example.com"), is_elsewhere("")
+    (False, True, False)
+    """
+    return bool(address) and not origin_of(address).is_here
 
 
 class Whereabouts:

@@ -4,7 +4,8 @@ The rules, in the order in which they are looked at:
 
 1. What has been begun is ended first: victims that have drained leave together, then the one they left for is loaded.
    A victim is opened again here and nowhere else.
-2. An order of the operator to unload goes before anybody's turn, but waits for what is in flight.
+2. An order of the operator to unload goes before anybody's turn, but waits for what is in flight. A model that a flush
+   has loaded anew leaves likewise, and cuts nothing.
 3. Those who wait are looked at in one order: the late ones first, by when they became late (the patience of the high
    band is the shortest); then by band, then by the time all of them have waited together. What fits is loaded.
 4. Else the cheapest exact set of victims that may leave now. Idle and without an audience: at once. With one: after its
@@ -12,12 +13,16 @@ The rules, in the order in which they are looked at:
 5. An account that a late one waits for is kept for it: those behind it take no more of it than it leaves over. So
    nobody starves (bound.py has the figure).
 6. In each account one move of memory at a time. After a load nothing moves there until its waiters are in flight.
-
-Leases (memory for jobs that are no model) will be claimants of rule 3 and victims of rule 4.
+7. A lease (memory for a program that is no model) is a claimant of rule 3. Whoever waits in the line keeps the place
+   that will be its own from leases behind it, though not from models: they can be asked to leave. A lease takes from no
+   model that waits before it what that cannot get back. Granted, it is a victim of rule 4 if it is preemptible, else it
+   stays like a pin until it ends.
 """
 
 from __future__ import annotations
 
+from hive.pool.lease_room import why_too_large
+from hive.pool.line_order import Rank, in_order, rank, rank_now
 from hive.pool.moves import (
     CloseSlot,
     CutSlot,
@@ -33,7 +38,11 @@ from hive.pool.moves import (
 )
 from hive.pool.outlook import STARTABLE, Outlook, blocked_by, has_left, wants, with_first_demands
 from hive.pool.state import Claim, ExclusiveOrder, Grant, PoolFacts, SlotFacts, SlotState
-from hive.pool.turns import BANDS, NEVER, band_of, late_at
+from hive.pool.turns import NEVER, late_at
+
+IN_LINE = (SlotState.COLD, SlotState.ASLEEP, SlotState.DRAINING, SlotState.STOPPING)
+
+RENEWED = "its prompt cache is flushed"
 
 
 def choose(facts: PoolFacts, now: float) -> Move:
@@ -92,9 +101,11 @@ class _Alarm:
 def _opened_again(outlook: Outlook) -> Move | None:
     """A draining slot that leaves for nobody is opened; a load that nobody waits for is ended, if that is wanted."""
     for slot in outlook.facts.slots:
-        if slot.state is SlotState.DRAINING and slot.id not in outlook.leaving and not slot.unload_ordered:
+        leaves = slot.unload_ordered or slot.renewing or slot.id in outlook.leaving
+        if slot.state is SlotState.DRAINING and not leaves:
             return OpenSlot(slot.id)
-        if slot.state is SlotState.LOADING and not outlook.rules.finish_loads and not wants(slot):
+        is_for_nobody = slot.state is SlotState.LOADING and slot.lease is None and not wants(slot)
+        if is_for_nobody and not outlook.rules.finish_loads:
             return UnloadSlot(slot.id, "nobody waits for it any more")
         if slot.state is SlotState.FAILED and slot.waiting:
             return RefuseWaiting(slot.id, "its loads have failed")
@@ -173,14 +184,18 @@ def _load(slot: SlotFacts, grants: tuple[Grant, ...], why: str) -> LoadSlot:
 
 
 def _unloads(outlook: Outlook, alarm: _Alarm) -> Move | None:
-    """The orders to unload: the gate closes, what is in flight has `drain_s`."""
+    """The orders to unload: the gate closes, what is in flight has `drain_s`; or all the time, for a flush."""
     for slot in outlook.facts.slots:
-        if not slot.unload_ordered or slot.id in outlook.leaving:
+        if not (slot.unload_ordered or slot.renewing) or slot.id in outlook.leaving:
             continue
-        move = _out(outlook, slot, "an operator ordered it", alarm)
+        move = _out(outlook, slot, _why_out(slot), alarm)
         if move is not None:
             return move
     return None
+
+
+def _why_out(slot: SlotFacts) -> str:
+    return "an operator ordered it" if slot.unload_ordered else RENEWED
 
 
 def _out(outlook: Outlook, slot: SlotFacts, why: str, alarm: _Alarm) -> Move | None:
@@ -188,6 +203,8 @@ def _out(outlook: Outlook, slot: SlotFacts, why: str, alarm: _Alarm) -> Move | N
     if slot.state is SlotState.READY:
         return CloseSlot(slot.id, why) if slot.settled else None
     if slot.state not in (SlotState.DRAINING, SlotState.ASLEEP):
+        return None
+    if why == RENEWED and (slot.in_flight or slot.state is SlotState.ASLEEP):
         return None
     if slot.in_flight:
         if not slot.cut and outlook.now >= slot.closed_at + outlook.rules.drain_s:
@@ -209,41 +226,62 @@ def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
     waited = {slot.id: sum(now - demand.since for demand in slot.waiting) for slot in claimants}
     claimants = [with_first_demands(slot) for slot in claimants]
     late = {slot.id: late_at(slot, rules) for slot in claimants}
-    for slot in sorted(claimants, key=lambda slot: _rank(slot, late[slot.id], waited[slot.id], now)):
+    models = _models_in_line(outlook) if any(slot.lease is not None for slot in claimants) else []
+    for place, slot in in_order(claimants, lambda slot: rank(slot, late[slot.id], waited[slot.id], now)):
         if slot.retry_at > now:
             alarm.at(slot.retry_at)
             continue
-        grants = outlook.fitting(slot)
-        if grants is not None:
-            return _load(slot, grants, "it fits")
-        eviction = outlook.eviction(slot, by=now)
-        if eviction is not None:
-            return MakeRoom(outlook.claim(slot, eviction))
+        move = _room_now(outlook, slot, [model for at, model in models if at < place])
+        if move is not None:
+            return move
         soonest = outlook.soonest(slot)
         if soonest is None:
             move = _without_end(outlook, slot)
             if move is not None:
                 return move
+            if slot.lease is not None or outlook.could_have(slot):
+                outlook.keep_from_leases(slot)
             continue
         for time in outlook.leave_times(slot).values():
             alarm.at(time)
         alarm.at(late[slot.id])
         if late[slot.id] <= now:
             outlook.keep_for(slot)
+        outlook.keep_from_leases(slot)
     return None
 
 
-def _rank(slot: SlotFacts, late: float, waited_s: float, now: float) -> tuple[int, float, float, str]:
-    """The place in the order of those who wait: rule 3."""
-    if late <= now:
-        return 0, late, 0.0, slot.id
-    return 1, float(BANDS[band_of(slot)]), -waited_s, slot.id
+def _room_now(outlook: Outlook, slot: SlotFacts, before: list[SlotFacts]) -> Move | None:
+    """The load of a slot, or the claim with which room is made for it; None if neither may begin now. `before`: the
+    models that wait and come before it."""
+    grants = outlook.fitting(slot)
+    if grants is not None and not outlook.takes_from_model(slot, grants, before):
+        return _load(slot, grants, "it fits")
+    if slot.lease is not None and slot.lease.at_once:
+        return None
+    eviction = outlook.eviction(slot, by=outlook.now)
+    if eviction is None:
+        return None
+    claim = outlook.claim(slot, eviction)
+    return None if outlook.takes_from_model(slot, claim.grants, before) else MakeRoom(claim)
+
+
+def _models_in_line(outlook: Outlook) -> list[tuple[Rank, SlotFacts]]:
+    """The models that somebody waits for, loaded or not able to be, with their places in the order."""
+    return [
+        (rank_now(slot, outlook.facts, outlook.now), slot)
+        for slot in outlook.facts.slots
+        if slot.waiting and slot.lease is None and slot.state in IN_LINE and slot.retry_at <= outlook.now
+    ]
 
 
 def _without_end(outlook: Outlook, slot: SlotFacts) -> Move | None:
     """The move for one that can never be loaded as things are; None if it can, or will be seen once nothing moves."""
     if outlook.moving or outlook.claimed or outlook.could_have(slot):
         return None
+    if slot.lease is not None:  # another lease may end, and foreign memory may go
+        why = why_too_large(outlook.facts, slot)
+        return RefuseWaiting(slot.id, why) if why else None
     if slot.state is SlotState.ASLEEP:
         return UnloadSlot(slot.id, "it cannot wake where it sleeps")
     return RefuseWaiting(slot.id, blocked_by(outlook, slot)) if slot.waiting else None
@@ -273,7 +311,7 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
     if wanted is None:
         return None
     why = f"switch to {order.kind or wanted.kind}"
-    models = [slot for slot in outlook.facts.slots if slot.grants and not slot.is_backend]
+    models = [slot for slot in outlook.facts.slots if slot.grants and not slot.is_backend and slot.lease is None]
     others = [slot for slot in models if order.kind not in ("", slot.kind)]
     for slot in others:
         if slot.state is SlotState.LOADING:
@@ -286,10 +324,10 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
             return move
     if others:
         return None
-    if wanted.state is SlotState.DRAINING and not wanted.unload_ordered:
+    if wanted.state is SlotState.DRAINING and not (wanted.unload_ordered or wanted.renewing):
         return OpenSlot(wanted.id)
     if wanted.state is SlotState.DRAINING:
-        return _out(outlook, wanted, "an operator ordered it", alarm)
+        return _out(outlook, wanted, _why_out(wanted), alarm)
     if wanted.state not in STARTABLE:
         return None
     grants = outlook.fitting(wanted)

@@ -47,7 +47,7 @@ def _moves_end_at(facts: PoolFacts, now: float) -> float:
     """The end of the moves of memory that are under way. One may be elsewhere; it is not waited for long then."""
     ends = [now]
     for slot in facts.slots:
-        if slot.state is SlotState.STOPPING:
+        if slot.state is SlotState.STOPPING and slot.lease is None:
             ends.append(slot.moved_at + slot.unload_s)
     return max(ends)
 

@@ -80,6 +80,25 @@ class Audience(msgspec.Struct, frozen=True):
         return self.users <= 0 or now >= self.ends_at
 
 
+class LeaseTerms(msgspec.Struct, frozen=True):
+    """Terms that make a slot a lease: memory for a program that is no model. Its slot's `need_bytes` are for each of
+    `accounts` accounts.
+
+    `preemptible`: it may be ended for a model that is late, or for one of a higher band. `is_whole`: the share of
+    leases does not hold for it. `until`: it ends by itself then, None if that is not known; `max_s`: as long as it may
+    last from its grant, None for ever. `begun_at`: its grant, None before. `at_once`: it waits for nobody.
+    """
+
+    accounts: int = 1
+    preemptible: bool = False
+    is_whole: bool = False
+    until: float | None = None
+    max_s: float | None = None
+    grace_s: float = 60.0
+    begun_at: float | None = None
+    at_once: bool = False
+
+
 class SlotFacts(msgspec.Struct, frozen=True):
     """One model's server in the pool, started or not.
 
@@ -89,8 +108,9 @@ class SlotFacts(msgspec.Struct, frozen=True):
     flight. `waiting`: the demands that wait for a load. `band`: of its last request. `closed_at`: its gate closed;
     `moved_at`: its load or unload began. `pinned_at`: since when an operator wants it resident, None if it is not
     pinned. `closing`: its gate was asked to close and has not answered yet; until then it counts as in use. `cut`: its
-    requests were told to end. `is_backend`: it is the service of `hive backend`, in the books but no model: a switch
-    stops it, no decision does.
+    requests were told to end. `renewing`: a flush has it loaded anew, and cuts nothing for that. `is_backend`: it is
+    the service of `hive backend`, in the books but no model: a switch stops it, no decision does. `lease`: it is no
+    model but a lease: it loads and unloads nothing, and what it holds moves when its holder likes.
     """
 
     id: str
@@ -117,12 +137,14 @@ class SlotFacts(msgspec.Struct, frozen=True):
     pinned_at: float | None = None
     keep_alive_s: float = 0.0
     unload_ordered: bool = False
+    renewing: bool = False
     closed_at: float = 0.0
     closing: bool = False
     moved_at: float = 0.0
     cut: bool = False
     failures: int = 0
     retry_at: float = 0.0
+    lease: LeaseTerms | None = None
 
     @property
     def reload_s(self) -> float:
@@ -177,6 +199,7 @@ class Rules(msgspec.Struct, frozen=True):
 
     `swap_share`: of the time of a box under contention that may be lost to loading. `backoff_s`: the waits after
     failed loads; after one more failure the slot is failed. `foreign_margin`: what foreign memory is multiplied with.
+    `lease_share`: of an account, for all leases together that are not preemptible.
     """
 
     swap_share: float = 0.25
@@ -194,6 +217,7 @@ class Rules(msgspec.Struct, frozen=True):
     finish_loads: bool = True
     unload_idle: bool = False
     backoff_s: tuple[float, ...] = (60.0, 300.0, 900.0)
+    lease_share: float = 0.5
 
 
 class PoolFacts(msgspec.Struct, frozen=True):

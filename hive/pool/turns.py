@@ -82,6 +82,8 @@ def may_leave_at(victim: SlotFacts, claimant: SlotFacts, rules: Rules, now: floa
 
     Idle, without an audience and not kept: at once. Else after its turn, and once somebody of the claimant is late.
     """
+    if victim.lease is not None:
+        return lease_leaves_at(victim, claimant, rules)
     if victim.pinned_at is not None:
         return NEVER
     if victim.state is SlotState.ASLEEP:
@@ -94,6 +96,48 @@ def may_leave_at(victim: SlotFacts, claimant: SlotFacts, rules: Rules, now: floa
         return after_turn
     alone = max(kept, 0.0 if victim.audience.is_empty(now) else victim.audience.ends_at)
     return min(after_turn, alone)
+
+
+def may_be_ended(lease: SlotFacts, claimant: SlotFacts) -> bool:
+    """Whether a lease may be ended for a claimant at all: a preemptible one for a model, or for one of a higher band.
+
+    >>> from hive.pool.state import Demand, LeaseTerms
+    >>> job = SlotFacts("l-1", "l-1", 1, lease=LeaseTerms(preemptible=True))
+    >>> late, same = SlotFacts("m", "m", 1), SlotFacts("l-2", "l-2", 1, lease=LeaseTerms())
+    >>> high = SlotFacts("l-3", "l-3", 1, lease=LeaseTerms(), waiting=(Demand(Band.HIGH, 0.0),))
+    >>> [may_be_ended(job, claimant) for claimant in (late, same, high)], may_be_ended(same, high)
+    ([True, False, True], False)
+    """
+    if lease.lease is None or not lease.lease.preemptible:
+        return False
+    return claimant.lease is None or _is_higher(claimant, lease)
+
+
+def _is_higher(claimant: SlotFacts, lease: SlotFacts) -> bool:
+    return BANDS[band_of(claimant)] < BANDS[lease.band]
+
+
+def lease_leaves_at(lease: SlotFacts, claimant: SlotFacts, rules: Rules) -> float:
+    """The time from which a lease may be asked to leave for a claimant, or ends by itself at the latest; NEVER if
+    neither has an end.
+
+    One of a higher band ends it at once, a model of its own or a lower one once it is late, and its turn is over.
+    """
+    if lease.lease is None or lease.state is SlotState.STOPPING:
+        return NEVER
+    ends_at = NEVER if lease.lease.until is None else lease.lease.until
+    if not may_be_ended(lease, claimant) or lease.state not in (SlotState.READY, SlotState.LOADING):
+        return ends_at
+    if _is_higher(claimant, lease):
+        return min(ends_at, 0.0)
+    return min(ends_at, max(late_at(claimant, rules), lease_turn_ends_at(lease, claimant, rules)))
+
+
+def lease_turn_ends_at(lease: SlotFacts, claimant: SlotFacts, rules: Rules) -> float:
+    """The end of a preemptible lease's turn: it pays for the load that takes its place, or room would be made for it
+    only to be taken away."""
+    begun_at = 0.0 if lease.lease is None or lease.lease.begun_at is None else lease.lease.begun_at
+    return begun_at + turn_s(claimant.reload_s, 0.0, rules.swap_share)
 
 
 def after_failure(failures: int, now: float, rules: Rules) -> tuple[SlotState, float]:

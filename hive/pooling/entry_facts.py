@@ -41,7 +41,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     where they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
-    the files, Unix seconds.
+    the files, Unix seconds. `vocabulary`: how many tokens it knows.
     """
 
     why_not: str = ""
@@ -54,6 +54,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""
     parameters: int | None = None
     changed_at: float = 0.0
+    vocabulary: int | None = None
 
 
 class EntryFacts(FileFacts, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
     if entry.kind == BackendKind.LLAMA:
         context = context or inference.llama_context
         parallel = parallel or inference.llama_parallel
-    elif entry.is_ollamas:
+    elif not entry.has_server_here:
         context, parallel = 0, parallel or 1
     else:
         context = context or files.context_trained or 0
@@ -155,6 +156,7 @@ def _facts(found: ModelOnDisk) -> FileFacts:
             context_trained=config.context,
             quantization=config.quantization,
             changed_at=changed_at,
+            vocabulary=config.vocab_size,
         )
     headers = [file.header for file in found.files if file.header is not None]
     first = headers[0]
@@ -166,6 +168,7 @@ def _facts(found: ModelOnDisk) -> FileFacts:
         quantization=_NAMES.get(-1 if first.file_type is None else first.file_type, ""),
         parameters=sum(header.weights for header in headers),
         changed_at=changed_at,
+        vocabulary=first.vocabulary,
     )
 
 
@@ -235,6 +238,7 @@ class _HfConfig(_TextConfig):
 
     text_config: _TextConfig | None = None
     quantization_config: _Quantized | None = None
+    vocab_size: int | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
 

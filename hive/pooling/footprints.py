@@ -16,7 +16,7 @@ import msgspec
 
 from hive.backends.entries import ModelEntry
 from hive.errors import HiveError
-from hive.pool.estimate import MemoryEstimate, ModelFacts, estimate
+from hive.pool.estimate import EstimateSource, MemoryEstimate, ModelFacts, estimate
 from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
 from hive.settings.table import Settings
@@ -42,13 +42,13 @@ class Footprints:
         database: Database,
         settings: Callable[[], Settings],
         rows: dict[str, str],
-        of_ollama: Callable[[ModelEntry], Awaitable[FileFacts]] | None = None,
+        of_others: Callable[[ModelEntry], Awaitable[FileFacts]] | None = None,
     ) -> None:
         """`rows`: as store/pool.py gives them; one that cannot be read is passed over, with a line in the log.
-        `of_ollama`: tells the same of a model of Ollama as files do of others."""
+        `of_others`: tells the same of a model without a server here as files do of others."""
         self._database = database
         self._settings = settings
-        self._of_ollama = of_ollama
+        self._of_others = of_others
         self._known: dict[FootprintKey, Footprint] = {}
         self._kept_peaks: dict[FootprintKey, int] = {}
         self._files: dict[Path, tuple[tuple[object, ...], FileFacts]] = {}
@@ -66,27 +66,49 @@ class Footprints:
 
     async def facts_of(self, entry: ModelEntry) -> EntryFacts:
         """Its facts as its files are now. They are read in a thread, again only after a change."""
-        if entry.is_ollamas:
-            nothing = FileFacts(can_load=False, why_not="no Ollama is asked")
-            self._files[entry.path] = (), nothing if self._of_ollama is None else await self._of_ollama(entry)
+        if not entry.has_server_here:
+            nothing = FileFacts(can_load=False, why_not="its server is not asked")
+            self._files[_place(entry)] = (), nothing if self._of_others is None else await self._of_others(entry)
             return self.known(entry)
         async with self._reading:
-            seen = self._files.get(entry.path)
-            self._files[entry.path] = await asyncio.to_thread(_read, entry.path, seen)
+            for path in (entry.path, entry.draft):
+                if path is not None:
+                    self._files[path] = await asyncio.to_thread(_read, path, self._files.get(path))
         return self.known(entry)
 
     def known(self, entry: ModelEntry) -> EntryFacts:
         """Its facts as its files were when `facts_of` read them last; no look at the disk."""
-        _, files = self._files.get(entry.path, ((), NOT_READ))
+        _, files = self._files.get(_place(entry), ((), NOT_READ))
         return entry_facts(entry, files, self._settings().inference)
+
+    def draft(self, entry: ModelEntry) -> FileFacts | None:
+        """The facts of the model it drafts with, as its files were when they were read last; None where it has
+        none."""
+        return None if entry.draft is None else self._files.get(entry.draft, ((), NOT_READ))[1]
+
+    def draft_bytes(self, entry: ModelEntry) -> int:
+        """Bytes that its draft model takes beside it: weights, and the keys and values of as long a context."""
+        if (draft := self.draft(entry)) is None:
+            return 0
+        facts = ModelFacts(
+            name=entry.row.draft,
+            file_bytes=draft.size_bytes,
+            is_gguf=draft.is_gguf,
+            shape=draft.shape,
+            context=self.known(entry).context,
+        )
+        found = estimate(facts, self._settings().pool.estimate_margin_percent)
+        return 0 if found is None else found.bytes
 
     def keep(self, entries: list[ModelEntry]) -> None:
         """Forgets the files of all other models. What was learnt of them stays."""
-        paths = {entry.path for entry in entries}
+        paths = {_place(entry) for entry in entries} | {entry.draft for entry in entries if entry.draft is not None}
         self._files = {path: files for path, files in self._files.items() if path in paths}
 
     def need(self, entry: ModelEntry, gpu: str) -> MemoryEstimate | None:
         """The charge of a load; None where nothing is known: it needs a `vram_mb`."""
+        if entry.is_remote:
+            return MemoryEstimate(0, EstimateSource.ENTRY)
         facts, footprint = self.known(entry), self._footprint(entry, gpu)
         known = ModelFacts(
             name=entry.name,
@@ -97,7 +119,10 @@ class Footprints:
             shape=facts.shape,
             context=facts.context,
         )
-        return estimate(known, self._settings().pool.estimate_margin_percent)
+        found = estimate(known, self._settings().pool.estimate_margin_percent)
+        if found is None or found.source in (EstimateSource.LEARNT, EstimateSource.ENTRY):
+            return found  # its draft is in it
+        return MemoryEstimate(found.bytes + self.draft_bytes(entry), found.source)
 
     def load_s(self, entry: ModelEntry, gpu: str) -> float:
         """The p95 of its loads; 4 s and 1.5 GB/s where none was measured."""
@@ -141,7 +166,15 @@ class Footprints:
         facts = self.known(entry)
         if not facts.digest:
             return None
-        return FootprintKey(facts.digest, entry.kind, facts.context, facts.parallel, gpu=gpu)
+        draft = self.draft(entry)
+        return FootprintKey(
+            facts.digest,
+            entry.kind,
+            facts.context,
+            facts.parallel,
+            draft="" if draft is None else draft.digest,
+            gpu=gpu,
+        )
 
     def _footprint(self, entry: ModelEntry, gpu: str) -> Footprint | None:
         key = self._key(entry, gpu)
@@ -204,6 +237,11 @@ class Footprints:
             log.warning("footprint_not_kept key=%s why=%s", name, error.message)
             return
         self._kept_peaks[key] = max(self._kept_peaks.get(key, 0), footprint.peak_bytes)
+
+
+def _place(entry: ModelEntry) -> Path:
+    """The key of what is known of its files; a name at a remote server may be another one's at Ollama."""
+    return Path(entry.id) if entry.is_remote else entry.path
 
 
 def _read(path: Path, seen: tuple[tuple[object, ...], FileFacts] | None) -> tuple[tuple[object, ...], FileFacts]:

@@ -23,6 +23,7 @@ LABELS = {
     "an operator": "order",
     "switch": "switch",
     "nobody waits": "unwanted",
+    "its prompt cache": "flush",
 }
 """Beginning of the decider's reason → the label; the reason itself may name a model."""
 
@@ -115,8 +116,8 @@ class PoolCounts:
 def pool_values(view: PoolView) -> dict[str, Values | None]:
     """The figures of the pool as it is now. Bytes that nobody can measure are left out.
 
-    >>> off = {"enabled": False, "why_not": "[pool] enabled = false", "accounts": [], "slots": [], "backends": []}
-    >>> pool_values(off)
+    >>> nothing = {"accounts": [], "slots": [], "backends": [], "leases": []}
+    >>> pool_values({"enabled": False, "why_not": "[pool] enabled = false", **nothing})
     {}
     """
     if not view["enabled"]:

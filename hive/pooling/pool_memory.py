@@ -10,7 +10,8 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hive.domain import BackendKind
@@ -40,12 +41,14 @@ UNIFIED = re.compile(r"\b(GB10|Tegra|Orin|Thor|Xavier)\b", re.IGNORECASE)
 class MemoryReading(NamedTuple):
     """One look. `names`: of the accounts, for people and for footprints; `by_slot`: slot id → account → bytes of its
     processes there, None where unknown: the accounts of its grant, and others where they were seen. `why_not`: why
-    there is no account, or why no GPU was measured now; empty where all was."""
+    there is no account, or why no GPU was measured now; empty where all was. `idle_gpus`: on which nothing ran in the
+    last second, as far as the driver tells."""
 
     accounts: tuple[MemoryAccount, ...]
     names: dict[str, str]
     by_slot: dict[str, dict[str, int | None]]
     why_not: str = ""
+    idle_gpus: frozenset[str] = frozenset()
 
 
 class GpuDevice(NamedTuple):
@@ -56,6 +59,7 @@ class GpuDevice(NamedTuple):
     total_bytes: int | None
     used_bytes: int | None
     processes: tuple[ProcessOnGpu, ...] | None
+    busy_percent: int | None = None
 
 
 class _KnownGpu(NamedTuple):
@@ -85,14 +89,28 @@ class PoolMemory:
         self._known: dict[str, _KnownGpu] = {}
         self._host_bytes: int | None = None
         self._foreign: dict[str, _RecentPeak] = {}
+        self._strangers = _Strangers()
         self._lately: dict[tuple[str, str], tuple[frozenset[str], float]] = {}
 
     def __repr__(self) -> str:
         return f"<PoolMemory {len(self._known)} GPUs>"
 
-    async def look(self, processes: Mapping[str, SlotProcess]) -> MemoryReading:
+    async def look(
+        self,
+        processes: Mapping[str, SlotProcess],
+        *,
+        programs: Collection[str] = (),
+        unseen: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+        overdue: Collection[str] = (),
+    ) -> MemoryReading:
         """The memory now. `processes`: every server there is, by the id of its slot. It waits for the driver no longer
-        than the reader does, and raises nothing."""
+        than the reader does, and raises nothing.
+
+        `programs`: of these ids, those that may well have nothing on a GPU. `unseen`: bytes by account that are charged
+        to what has no process here: what is used there beyond all others and foreign memory is taken for its own.
+        `overdue`: each of these loses its memory once that is seen to be free, so that of foreign memory only that
+        which was there before it, and is there now, is none of its own.
+        """
         seen = await self._gpus.seen()
         has_gpu, now, settings = self._gpus.has_gpu, self._clock(), self._settings()
         box = self._box()
@@ -105,8 +123,11 @@ class PoolMemory:
             self._add_host(box, settings.pool.cpu_mb * MIB, totals, used)
             names |= {CPU: HOST_MEMORY} if CPU in totals else {}
         alive = [process for process in processes.values() if process.state is not ProcessState.ENDED]
-        by_slot = {process.id: self._measured(process, totals, found) for process in alive}
+        by_slot = {process.id: self._measured(process, totals, found, programs) for process in alive}
         by_slot |= less_inner(by_slot, [process.id for process in alive if process.gpu_bytes is not None])
+        self._strangers.see(unseen, {} if not self._shares_pids else found)
+        for id, bytes in self._of_unseen(unseen, by_slot, used, overdue).items():
+            by_slot[id] = bytes
         unsure = self._unsure(alive, by_slot, now, settings.pool.free_s + LINGER_S)
         accounts = []
         for id, total in totals.items():
@@ -117,7 +138,8 @@ class PoolMemory:
             accounts.append(MemoryAccount(id, total, reserve, used[id], foreign))
         for gone in self._foreign.keys() - totals.keys():
             del self._foreign[gone]
-        return MemoryReading(tuple(accounts), names, by_slot, self._why_not(seen, has_gpu, totals, found))
+        idle = frozenset(device.uuid for device in found.values() if device.busy_percent == 0)
+        return MemoryReading(tuple(accounts), names, by_slot, self._why_not(seen, has_gpu, totals, found), idle)
 
     def _note(self, found: Mapping[str, GpuDevice], now: float, *, is_whole: bool) -> None:
         """Takes in what the driver told of GPUs, and forgets those that are gone."""
@@ -137,8 +159,51 @@ class PoolMemory:
             known = box.total_bytes is not None and box.available_bytes is not None
             used[CPU] = max(0, (box.total_bytes or 0) - (box.available_bytes or 0)) if known else None
 
+    def _of_unseen(
+        self,
+        unseen: Mapping[str, Mapping[str, int]],
+        by_slot: Mapping[str, Mapping[str, int | None]],
+        used: Mapping[str, int | None],
+        overdue: Collection[str],
+    ) -> dict[str, dict[str, int | None]]:
+        """The part of what is used that holders without a process here have, one after the other. Of the host's memory
+        nobody can tell."""
+        found: dict[str, dict[str, int | None]] = {}
+        taken: dict[str, int] = {}
+        for id, charged in unseen.items():
+            found[id] = {}
+            for account, most in charged.items():
+                beyond = self._beyond_known(account, by_slot, used)
+                if beyond is None:
+                    found[id][account] = None
+                    continue
+                if id in overdue:
+                    foreign = self._strangers.bytes(id, account)
+                else:
+                    foreign = self._foreign[account].peak if account in self._foreign else 0
+                own = min(most, max(0, beyond - foreign - taken.get(account, 0)))
+                found[id][account] = own
+                taken[account] = taken.get(account, 0) + own
+        return found
+
+    @staticmethod
+    def _beyond_known(
+        account: str, by_slot: Mapping[str, Mapping[str, int | None]], used: Mapping[str, int | None]
+    ) -> int | None:
+        """Memory used there beyond all that is known to be ours."""
+        own = [measured[account] for measured in by_slot.values() if account in measured]
+        known = [bytes for bytes in own if bytes is not None]
+        total = used.get(account)
+        if account == CPU or total is None or len(known) < len(own):
+            return None
+        return max(0, total - sum(known))
+
     def _measured(
-        self, process: SlotProcess, totals: Mapping[str, int], found: Mapping[str, GpuDevice]
+        self,
+        process: SlotProcess,
+        totals: Mapping[str, int],
+        found: Mapping[str, GpuDevice],
+        programs: Collection[str],
     ) -> dict[str, int | None]:
         granted = set(totals) if process.grant is None else process.grant.accounts.keys() & totals.keys()
         measured: dict[str, int | None] = {}
@@ -150,6 +215,8 @@ class PoolMemory:
             else:
                 told = found[id].processes if id in found and self._shares_pids else None
                 bytes = bytes_of(process.pids, told)
+                if bytes is None and process.id in programs and told is not None and len(told) < PROCESSES_MAX:
+                    bytes = 0 if not {one.pid for one in told} & set(process.pids) else None
             if id in granted or bytes is not None:
                 measured[id] = bytes
         return measured
@@ -182,6 +249,29 @@ class PoolMemory:
         return "" if totals else "the memory of this host is not known"
 
 
+class _Strangers:
+    """Processes that were on a GPU before a holder without a process here was granted its memory: surely not its own.
+
+    Of one that was granted before the first look nothing is known to be a stranger's.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[str, dict[int, int]] = {}
+        self._before: dict[str, frozenset[int]] = {}
+
+    def see(self, unseen: Collection[str], found: Mapping[str, GpuDevice]) -> None:
+        """Takes a look at all processes that the driver names."""
+        were = frozenset(pid for named in self._now.values() for pid in named)
+        self._before = {id: self._before.get(id, were) for id in unseen}
+        self._now = {
+            uuid: {one.pid: one.used_bytes or 0 for one in device.processes or ()} for uuid, device in found.items()
+        }
+
+    def bytes(self, id: str, account: str) -> int:
+        """Memory that those who were there before this one have on this GPU now."""
+        return sum(bytes for pid, bytes in self._now.get(account, {}).items() if pid in self._before.get(id, ()))
+
+
 class _RecentPeak:
     """The peak of foreign memory in the last ten minutes in which it could be told."""
 
@@ -198,6 +288,10 @@ class _RecentPeak:
             self._seen.append((now, foreign))
             while self._seen[0][0] < now - FOREIGN_S:
                 self._seen.popleft()
+        return self.peak
+
+    @property
+    def peak(self) -> int:
         return self._seen[0][1] if self._seen else 0
 
 
@@ -228,7 +322,7 @@ def devices(seen: SeenGpus, box: BoxMemory) -> list[GpuDevice]:
             free = [bytes for bytes in (gpu.free_bytes, box.available_bytes) if bytes is not None]
             total = box.total_bytes if total is None else min(total, box.total_bytes)
             used = max(0, total - min(free)) if free else None
-        found.append(GpuDevice(gpu.uuid, gpu.name, total, used, gpu.processes))
+        found.append(GpuDevice(gpu.uuid, gpu.name, total, used, gpu.processes, gpu.busy_percent))
     return found
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hive.backends.counters import Drafts
 from hive.backends.kinds import spec_of
+from hive.backends.speculation import NONE, Acceptance
 from hive.domain import Band
 from hive.pool.accounts import charged_in, free_bytes
 from hive.pool.bound import load_progress
 from hive.pool.explain import explain
-from hive.pool.state import CPU, Grant, MemoryAccount, PoolFacts, SlotState
+from hive.pool.state import CPU, MIB, Grant, MemoryAccount, PoolFacts, SlotState
 from hive.pool.turns import turn_s
+from hive.pooling.draft_models import draft_warning
 from hive.pooling.pool_backend import BackendSlot
+from hive.pooling.pooled_lease import PooledLease
 from hive.pooling.pooled_slot import PooledSlot
 from hive.pooling.pooling import ModelPool
 from hive.pooling.slot_sleep import why_not
@@ -23,9 +27,11 @@ from hive.shapes.pool import (
     PoolBackend,
     PoolExplanation,
     PoolGrant,
+    PoolLeaseLine,
     PoolSlot,
     PoolView,
 )
+from hive.shapes.system import Speculation
 
 HOST_MEMORY = "host memory"
 
@@ -34,12 +40,26 @@ def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
     """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool."""
     now = time.monotonic()
     facts = pool.facts(now)
+    has_any = pool.has_slots or bool(list(pool.leases))
     return PoolView(
-        enabled=pool.has_slots and not why_off,
-        why_not=why_off or ("" if pool.has_slots else "no model is described: [model NAME] in hive.conf"),
+        enabled=has_any and not why_off,
+        why_not=why_off or ("" if has_any else "no model is described: [model NAME] in hive.conf"),
         accounts=[_account(pool, account, facts) for account in facts.accounts],
         slots=[slot_view(pool, slot, facts, now) for slot in pool.slots.values()],
         backends=[_backend(slot) for slot in pool.backends.known],
+        leases=[_lease(lease) for lease in pool.leases],
+    )
+
+
+def _lease(lease: PooledLease) -> PoolLeaseLine:
+    return PoolLeaseLine(
+        id=lease.id,
+        label=lease.row.label,
+        user=lease.row.actor,
+        state=str(lease.state),
+        why=lease.why,
+        need_bytes=lease.row.mb * MIB,
+        grants=_grants(lease.grants),
     )
 
 
@@ -60,14 +80,16 @@ def _grants(grants: Sequence[Grant]) -> list[PoolGrant]:
 
 
 def _account(pool: ModelPool, account: MemoryAccount, facts: PoolFacts) -> PoolAccount:
-    grants = [grant for slot in facts.slots for grant in slot.grants if grant.account == account.id]
+    slots = [slot for slot in facts.slots if slot.lease is None]
+    grants = [grant for slot in slots for grant in slot.grants if grant.account == account.id]
     known = [grant.measured_bytes for grant in grants if grant.measured_bytes is not None]
     return PoolAccount(
         id=account.id,
         name=pool.reading.names.get(account.id, HOST_MEMORY if account.id == CPU else account.id),
         total_bytes=account.total_bytes,
         reserve_bytes=account.reserve_bytes,
-        charged_bytes=charged_in(account.id, facts.slots),
+        charged_bytes=charged_in(account.id, slots),
+        leased_bytes=charged_in(account.id, (slot for slot in facts.slots if slot.lease is not None)),
         measured_bytes=sum(known) if len(known) == len(grants) else None,
         used_bytes=account.used_bytes,
         foreign_bytes=account.foreign_bytes,
@@ -87,7 +109,7 @@ def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -
         backend=slot.entry.kind,
         category=slot.entry.row.category,
         state=str(slot.state),
-        why=slot.why_not or slot.never or explain(facts, slot.id, now).why,
+        why=slot.barred or slot.never or explain(facts, slot.id, now).why,
         grants=_grants(slot.grants),
         need_bytes=0 if estimate is None else estimate.bytes,
         need_from="" if estimate is None else str(estimate.source),
@@ -102,8 +124,28 @@ def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -
         loading_s=round(now - slot.moved_at, 1) if slot.state is SlotState.LOADING else None,
         failures=slot.failures,
         retry_in_s=round(slot.retry_at - now, 1) if slot.retry_at > now else None,
+        speculation=_speculation(pool, slot),
         last_error=slot.error,
         origin=slot.entry.origin,
+    )
+
+
+def _speculation(pool: ModelPool, slot: PooledSlot) -> Speculation | None:
+    """Nothing where it does not speculate; without a server what its draft is warned of, too."""
+    if slot.entry.row.speculative == NONE:
+        return None
+    draft = pool.footprints.draft(slot.entry)
+    return speculation_view(slot.acceptance, "" if draft is None else draft_warning(slot.entry.row.draft, draft))
+
+
+def speculation_view(acceptance: Acceptance, warning: str = "") -> Speculation:
+    """The counters of one server. `warning`: told where nothing worse is wrong."""
+    drafts = acceptance.drafts or Drafts(0, 0)
+    return Speculation(
+        drafted=drafts.drafted,
+        accepted=drafts.accepted,
+        rate=acceptance.rate,
+        warning=acceptance.warning or warning,
     )
 
 
@@ -112,8 +154,8 @@ def explanation_of(pool: ModelPool, model: str, band: Band) -> PoolExplanation:
     slot = pool.find(model)
     now = time.monotonic()
     told = explain(pool.facts(now), slot.id, now, band)
-    why = slot.why_not or told.why
-    lines = [f"{slot.model}: {slot.why_not}"] if slot.why_not else told.lines()
+    why = slot.barred or told.why
+    lines = [f"{slot.model}: {slot.barred}"] if slot.barred else told.lines()
     if spec_of(slot.entry.kind).sleeping is not None and slot.entry.row.sleep:
         lines += [f"It does not sleep: {no}" for no in why_not(slot, pool)]
     if slot.error:
@@ -122,10 +164,10 @@ def explanation_of(pool: ModelPool, model: str, band: Band) -> PoolExplanation:
         model=slot.model,
         state=str(told.state),
         why=why,
-        fits=told.fits and not slot.why_not,
+        fits=told.fits and not slot.barred,
         would_leave=[LeavingModel(model=left.model, in_s=left.in_s, level=left.level) for left in told.would_leave],
-        bound_s=None if slot.why_not else told.bound.seconds,
-        blocked=slot.why_not or told.bound.blocked,
+        bound_s=None if slot.barred else told.bound.seconds,
+        blocked=slot.barred or told.bound.blocked,
         parts=[BoundPartView(what=part.what, seconds=round(part.seconds, 1)) for part in told.bound.parts],
         lines=lines,
     )

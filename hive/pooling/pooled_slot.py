@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import NamedTuple
 
 import msgspec
 
 from hive.backends.entries import ModelEntry
+from hive.backends.speculation import Acceptance
 from hive.domain import BackendInfo, ModelInfo
 from hive.link.pool import SlotDemand, SlotFlow, SlotRow
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.accounts import with_measured
 from hive.pool.load_movement import STILL_S, LoadMovement
+from hive.pool.stall import ServerStall
 from hive.pool.state import MIB, Audience, Demand, Grant, SleepLevel, SlotFacts, SlotState
 
 HELD = (SlotState.LOADING, SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP, SlotState.STOPPING)
@@ -22,17 +25,31 @@ GATE_WORD_S = 1.0
 LAST_LINES = 20
 
 
+class Described(NamedTuple):
+    """A server of its own as it described itself, with the entry and the model's files that it was started from."""
+
+    entry: ModelEntry
+    info: ModelInfo
+    backend: BackendInfo
+    models: list[ModelInfo]
+
+
 class PooledSlot:
     """Times are of the monotonic clock. `generation` grows with each start of the server, also over daemons; `cause`:
     the demand that the last one was for. `address`: where a server of it listens that is started now.
 
     `process`: the server as the helper told it last, also after its end. `is_drained`: the proxy has said that
     nothing is in flight behind the closed gate; `is_closing`: it has been asked, and its answer decides what it is told
-    next. `stepping`: the step that is under way: a close, a load or an unload.
+    next. `described`: what its server said after its last load. `stepping`: the step that is under way: a close, a load
+    or an unload.
     `level`: at which it sleeps, falls asleep or wakes, and `awake`: its charges before that. `can_sleep`: its server
     was asked and has sleep; `token`: generated before it slept first, to compare with after a wake.
     `error`: why its last load or server ended, empty after a load that succeeded. `why_not`: why it cannot be loaded at
-    all, a clause. `never`: why its waiting requests were refused, until that has changed.
+    all, a clause; `unapproved`: why the pool may not load it, however much it could. `never`: why its waiting requests
+    were refused, until that has changed.
+    `renewing`: a flush has it loaded anew, unless an operator orders it to go; `is_patient`: it drains as long as that
+    gives it.
+    `keep_until`: a task wants it kept until then.
     """
 
     still_s = STILL_S
@@ -43,6 +60,7 @@ class PooledSlot:
         self.backend = backend
         self.address = backend.address
         self.models = models
+        self.described: Described | None = None
         self.state = SlotState.COLD
         self.generation = 0
         self.grants: tuple[Grant, ...] = ()
@@ -55,16 +73,20 @@ class PooledSlot:
         self.peak_bytes = 0
         self.ready_at = self.used_at = self.closed_at = self.moved_at = self.ended_at = 0.0
         self.turn_lost_until = 0.0
+        self.keep_until = 0.0
         self.is_settled = True
         self.is_drained = True
         self.is_closing = False
         self.was_cut = False
+        self.is_patient = False
         self.flow = SlotFlow(in_flight=0)
         self.demands: tuple[Demand, ...] = ()
         self.more_demands = 0
         self.order: Demand | None = None
         self.cause: Demand | None = None
-        self.unload_ordered = False
+        self.unload_orders: set[str] = set()
+        """The orders to unload it that are under way: jobs, or what else wants it; each is taken back by itself."""
+        self.renewing = False
         self.pinned_at: float | None = None
         self.failures = 0
         self.ends: list[tuple[float, float]] = []
@@ -72,6 +94,7 @@ class PooledSlot:
         self.error = ""
         self.last_lines: list[str] = []
         self.why_not = ""
+        self.unapproved = ""
         self.never = ""
         self.told_row: SlotRow | None = None
         self.told_at = 0.0
@@ -80,6 +103,8 @@ class PooledSlot:
         self.went: asyncio.Event = asyncio.Event()
         self.movement = LoadMovement()
         self.stands: asyncio.Event = asyncio.Event()
+        self.stall = ServerStall()
+        self.acceptance = Acceptance()
 
     def __repr__(self) -> str:
         return f"<PooledSlot {self.entry.name} {self.state} generation {self.generation}>"
@@ -91,6 +116,16 @@ class PooledSlot:
     @property
     def model(self) -> str:
         return self.entry.name
+
+    @property
+    def barred(self) -> str:
+        """The reason that it is not loaded whatever else happens, a clause; empty where there is none."""
+        return self.why_not or self.unapproved
+
+    @property
+    def unload_ordered(self) -> bool:
+        """Whether somebody wants it unloaded."""
+        return bool(self.unload_orders)
 
     @property
     def is_open(self) -> bool:
@@ -148,6 +183,7 @@ class PooledSlot:
             pinned_at=self.pinned_at,
             keep_alive_s=keep_alive_s,
             unload_ordered=self.unload_ordered,
+            renewing=self.renewing,
             closed_at=self.closed_at,
             closing=self.is_closing,
             moved_at=self.moved_at,
@@ -188,6 +224,13 @@ class PooledSlot:
             flow = msgspec.structs.replace(flow, band=self.flow.band)
         self.flow = flow
         self.is_settled = True
+        if flow.keep_s:
+            self.keep_until = max(self.keep_until, now + flow.keep_s)
+
+    def keep_s(self, own_s: float, now: float) -> float:
+        """The time after its last use for which it is kept: as its entry or the pool says (`own_s`), longer where a
+        task asked for that, and never shorter."""
+        return own_s if now >= self.keep_until else max(own_s, self.keep_until - self.used_at)
 
     def proxy_changed(self) -> None:
         """Another proxy has connected: what the last one said of requests is void."""
@@ -231,7 +274,8 @@ class PooledSlot:
         self.run_before = "" if self.process is None else self.process.run
         self.process = None
         self.came_up, self.went = asyncio.Event(), asyncio.Event()
-        self.movement, self.stands = LoadMovement(), asyncio.Event()
+        self.movement, self.stands, self.stall = LoadMovement(), asyncio.Event(), ServerStall()
+        self.acceptance = Acceptance()
 
     def ready(self, backend: BackendInfo, models: list[ModelInfo], now: float) -> None:
         self.is_settled = not self.demands
@@ -277,7 +321,8 @@ class PooledSlot:
         self.state, self.grants = SlotState.COLD, ()
         self._never_slept()
         self.flow = SlotFlow(in_flight=0, band=self.flow.band)
-        self.is_drained, self.is_closing, self.was_cut, self.unload_ordered = True, False, False, False
+        self.is_drained, self.is_closing, self.was_cut = True, False, False
+        self.unload_orders.clear()
 
     def failed(self, state: SlotState, why: str, lines: list[str], retry_at: float) -> None:
         """Its load, or its server, ended by itself; `state` is cold or failed."""
@@ -287,7 +332,7 @@ class PooledSlot:
 
     # what is told -----------------------------------------------------------------------------------------------------
 
-    def row(self, *, wait_s: float, ready_in_s: float | None) -> SlotRow:
+    def row(self, *, wait_s: float, ready_in_s: float | None, load_s: float = 0.0) -> SlotRow:
         """The slot as the proxy needs to know it."""
         return SlotRow(
             id=self.id,
@@ -296,9 +341,11 @@ class PooledSlot:
             backend=self.backend,
             models=self.models,
             wait_s=wait_s,
-            ready_in_s=None if self.is_open or self.never or self.why_not else ready_in_s,
-            never="" if self.is_open else self.why_not or self.never,
+            ready_in_s=None if self.is_open or self.never or self.barred else ready_in_s,
+            never="" if self.is_open else self.barred or self.never,
+            unapproved=bool(self.unapproved) and not self.why_not and not self.is_open,
             at_server="" if self.entry.at_server == self.entry.name else self.entry.at_server,
+            load_s=round(load_s, 1),
         )
 
     def is_news(self, row: SlotRow, now: float) -> bool:

@@ -19,6 +19,7 @@ from hive.audit.audit_log import AuditLog
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import HiveError, LinkLost, NotFound, did_you_mean
+from hive.link.leases import LeaseHolder
 from hive.link.pool import SlotDemands, SlotFlows, SlotRow
 from hive.link.proxy_link import ProxyGates
 from hive.link.slots import ProcessState, SlotProcess
@@ -42,8 +43,10 @@ from hive.pool.moves import (
 from hive.pool.next_up import next_up
 from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
+from hive.pooling.draft_models import room_for, why_no_draft_model
 from hive.pooling.entry_facts import model_info
 from hive.pooling.footprints import Footprints
+from hive.pooling.leases import PoolLeases
 from hive.pooling.pool_backend import PoolBackends
 from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_counts import PoolCounts
@@ -54,6 +57,7 @@ from hive.pooling.slot_server import describe
 from hive.pooling.slot_servers import PoolServers
 from hive.pooling.slot_sleep import levels_of
 from hive.pooling.slot_steps import Describe, SlotSteps
+from hive.pooling.swaps import Swaps
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings
 from hive.tasks import spawn
@@ -80,7 +84,8 @@ class ModelPool:
     """Every slot there is, by id. Every method is called on the loop.
 
     `helper`: starts and stops the servers; `address_of`: where that of an entry listens. `pins`: what operators have
-    pinned or unpinned, by model.
+    pinned or unpinned, by model. `why_not_approved`: why the pool may not load an entry with files of this digest by
+    itself, a clause; empty where it may.
     """
 
     def __init__(
@@ -93,13 +98,17 @@ class ModelPool:
         memory: PoolMemory,
         footprints: Footprints,
         clients: PoolClients,
+        leases: PoolLeases,
         audit_log: AuditLog,
         address_of: Callable[[ModelEntry], str],
         pins: Mapping[str, bool],
         describe: Describe = describe,
+        why_not_approved: Callable[[ModelEntry, str], str] = lambda entry, digest: "",  # noqa: ARG005
     ) -> None:
         self.counts = PoolCounts()
         self.clients = clients
+        self.leases = leases
+        leases.pool = self
         self.footprints = footprints
         self._memory = memory
         self._settings = settings
@@ -108,18 +117,20 @@ class ModelPool:
         self._audit_log = audit_log
         self._preparing = Preparing(helper)
         self._claims: tuple[Claim, ...] = ()
+        self.swaps = Swaps(self)
         self._changed = asyncio.Event()
         self._reading_files: asyncio.Task[None] | None = None
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
         self._is_closing = self._has_file_news = False
+        self._why_not_approved = why_not_approved
         self._looked_at = self._files_read_at = float("-inf")
         self.reading = MemoryReading((), {}, {})
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
             backend = BackendInfo(kind=entry.kind, address=address_of(entry), label=f"{entry.name} of the pool")
             slot = self.slots[entry.id] = PooledSlot(entry, backend, [self.model_info(entry)])
-            if pins.get(entry.name, entry.row.pin):
+            if entry.is_remote or pins.get(entry.name, entry.row.pin):
                 slot.pinned_at = time.monotonic()
         self.backends = PoolBackends(
             is_on=bool(self.slots),
@@ -166,7 +177,8 @@ class ModelPool:
 
     @property
     def rules(self) -> Rules:
-        return rules_of(self._settings().pool)
+        settings = self._settings()
+        return msgspec.structs.replace(rules_of(settings.pool), lease_share=settings.lease.share)
 
     @property
     def loaded(self) -> list[str]:
@@ -181,19 +193,30 @@ class ModelPool:
                 slot.order = slot.order or Demand(Band.NORMAL, now)
         self.wake()
 
+    def claim(self, claim: Claim) -> None:
+        """Has a load of this claim be the next move of its slot; nobody else is given its memory."""
+        self._claims = (*(other for other in self._claims if other.slot != claim.slot), claim)
+        self.wake()
+
     # its life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Decides whenever a fact has changed, until cancelled."""
-        while self.slots and not self._is_closing:
+        while not self._is_closing:
+            if not self.slots and not self.leases.has_any:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
             try:
                 wait_s = await self._pass()
             except LinkLost:
                 self._adopted.clear()
+                self.leases.look_at_times(time.monotonic(), is_away=True)
                 await asyncio.sleep(AGAIN_S)
                 continue
             except HiveError as error:
                 log.error("pool_not_looked_at error=%s", error.message)
+                self.leases.look_at_times(time.monotonic(), is_away=True)
                 await asyncio.sleep(AGAIN_S)
                 continue
             except Exception:  # one fault of Hive's own does not end the pool
@@ -208,6 +231,7 @@ class ModelPool:
         """Takes the facts anew and decides; in how many seconds at most again."""
         if not self._adopted.is_set():
             await self._adopt()
+        leases_until = self.leases.look_at_times(time.monotonic())
         if time.monotonic() - self._looked_at >= LOOK_S and self._is_busy:
             await self.look()
         if time.monotonic() - self._files_read_at >= READ_S and (
@@ -220,10 +244,12 @@ class ModelPool:
         facts = self.facts(now)
         self._prepare(facts, now)
         self._tell(facts, now)
+        self.leases.tell(facts, now)
         self._passed.set()
         self._passed = asyncio.Event()
         wait_s = LOOK_S if self._is_busy else IDLE_LOOK_S
-        return wait_s if until is None else max(0.0, min(wait_s, until - time.monotonic() + 0.001))
+        times = [at - time.monotonic() + 0.001 for at in (until, leases_until) if at is not None]
+        return max(0.0, min([wait_s, *times]))
 
     def wake(self) -> None:
         """Has it decide anew."""
@@ -240,12 +266,13 @@ class ModelPool:
         tasks = [slot.stepping for slot in self.slots.values() if slot.stepping is not None]
         for task in tasks:
             task.cancel()
+        tasks += self.leases.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _is_busy(self) -> bool:
         models = any(slot.state in HELD or slot.waiting or slot.pinned_at is not None for slot in self.slots.values())
-        return models or bool(self.backends.known)
+        return models or bool(self.backends.known) or self.leases.has_any
 
     # the helper -------------------------------------------------------------------------------------------------------
 
@@ -255,18 +282,28 @@ class ModelPool:
         self._preparing.helper_here()
         self.wake()
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether it is known which servers run."""
+        return self._adopted.is_set() or not (self.slots or self.leases.has_any)
+
     async def known(self) -> None:
         """Returns once it is known which servers run."""
-        if self.slots:
-            await self._adopted.wait()
+        if self.slots or self.leases.has_any:
+            await self.adopted()
+
+    async def adopted(self) -> None:
+        """Returns once the helper has told what runs."""
+        await self._adopted.wait()
 
     async def _adopt(self) -> None:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
         if self._files_read_at < 0:
             self._reading_files = reading = self._reading_files or spawn(self._read_files(), name="models' files")
             await asyncio.wait([reading], timeout=TAKEN_OVER_S)  # a disk that hangs holds up what runs no longer
-        processes = await self._helper.slots()
-        self.reading = await self._memory.look(processes | await self.backends.processes())
+        processes = await self._helper.slots() if self.slots else {}
+        holders = await self.leases.adopt()
+        self.reading = await self._measured(processes, holders)
         for id, process in processes.items():
             slot = self.slots.get(id)
             if slot is None:
@@ -285,6 +322,7 @@ class ModelPool:
         if taken:  # their gates stay open
             await asyncio.wait(taken, timeout=TAKEN_OVER_S)
         await self.look()
+        self.swaps.adopt()
         self._adopted.set()
 
     def files_changed(self) -> None:
@@ -349,10 +387,11 @@ class ModelPool:
     async def look(self) -> MemoryReading:
         """Measures all accounts and all servers. Raises LinkLost."""
         known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
-        processes = await self._helper.slots()
-        self.reading = await self._memory.look(processes | await self.backends.processes())
+        processes = await self._helper.slots() if self.slots else {}
+        self.reading = await self._measured(processes, await self.leases.holders())
         self._looked_at = time.monotonic()
         self.backends.measured(self.reading.by_slot)
+        self.leases.measured(self.reading.by_slot)
         for slot in self.slots.values():
             process = processes.get(slot.id)
             if slot.process is None or slot.state not in HELD:
@@ -366,6 +405,18 @@ class ModelPool:
                 self._see_end(slot)
                 self.steps.judge(slot, slot.process)
         return self.reading
+
+    async def _measured(
+        self, processes: Mapping[str, SlotProcess], holders: Mapping[str, LeaseHolder]
+    ) -> MemoryReading:
+        """All accounts with the models' servers, the services and the leases in them."""
+        services, leases = await self.backends.processes(), self.leases.processes(holders)
+        return await self._memory.look(
+            {**processes, **services, **leases},
+            programs=leases.keys(),
+            unseen=self.leases.unseen(),
+            overdue=self.leases.overdue(),
+        )
 
     # the proxy --------------------------------------------------------------------------------------------------------
 
@@ -434,9 +485,10 @@ class ModelPool:
 
     def _row(self, slot: PooledSlot, facts: PoolFacts, now: float) -> SlotRow:
         ready_in_s: float | None = None
-        if not slot.is_open and not slot.never and not slot.why_not and (slot.waiting or slot.state in HELD):
+        if not slot.is_open and not slot.never and not slot.barred and (slot.waiting or slot.state in HELD):
             ready_in_s = expected_in_s(facts, slot.id, now)
-        return slot.row(wait_s=self._settings().pool.load_wait_s, ready_in_s=ready_in_s)
+        load_s = facts.slot(slot.id).reload_s
+        return slot.row(wait_s=self._settings().pool.load_wait_s, ready_in_s=ready_in_s, load_s=load_s)
 
     # the facts --------------------------------------------------------------------------------------------------------
 
@@ -445,7 +497,7 @@ class ModelPool:
         models = tuple(self.slot_facts(slot, now) for slot in self.slots.values())
         accounts, rules = self.reading.accounts, self.rules
         return PoolFacts(
-            slots=(*models, *self.backends.facts(accounts, models, rules)),
+            slots=(*models, *self.backends.facts(accounts, models, rules), *self.leases.facts(), *self.swaps.facts()),
             accounts=accounts,
             claims=self._claims,
             exclusive=self.backends.order,
@@ -461,10 +513,10 @@ class ModelPool:
             load_s=self.footprints.load_s(slot.entry, self.gpu),
             unload_s=self.footprints.unload_s(slot.entry, self.gpu),
             audience=self.clients.audience(slot.model, now),
-            keep_alive_s=settings.keep_alive_s if keep_s < 0 else keep_s,
+            keep_alive_s=slot.keep_s(settings.keep_alive_s if keep_s < 0 else keep_s, now),
             levels=levels_of(slot, self.footprints, self.gpu, settings),
         )
-        if slot.why_not and not slot.grants:
+        if (slot.barred and not slot.grants) or (slot.entry.is_remote and slot.state is SlotState.COLD):
             return msgspec.structs.replace(facts, pinned_at=None, waiting=())
         return facts
 
@@ -486,7 +538,10 @@ class ModelPool:
 
     def _decide(self) -> float | None:
         """Carries out moves until there is none; when to decide again, None if only a change of facts matters."""
-        if self._is_closing or not self._adopted.is_set() or not self.reading.accounts:
+        if self._is_closing or not self._adopted.is_set():
+            return None
+        self._use_remotes(time.monotonic())
+        if not self.reading.accounts:
             return None
         for _ in range(MOVES_MAX):
             now = time.monotonic()
@@ -499,6 +554,18 @@ class ModelPool:
         log.error("pool_moves_without_end last=%s", move)
         return time.monotonic() + LOOK_S
 
+    def _use_remotes(self, now: float) -> None:
+        """Makes the models ready whose server is somebody else's: they take no memory, so nothing decides about them
+        but whether their server is up."""
+        if self._files_read_at < 0:
+            return  # it is to be read anew whether they are up
+        for slot in self.slots.values():
+            if slot.entry.is_remote and slot.state is SlotState.COLD:
+                slot.why_not = self._why_not(slot)
+                if not slot.why_not:
+                    slot.loading((), now)
+                    self.steps.load(slot, "its server is up")
+
     def _prepare(self, facts: PoolFacts, now: float) -> None:
         """Has a supervisor wait for the load that comes next."""
         if self._adopted.is_set() and not self._is_closing:
@@ -510,6 +577,7 @@ class ModelPool:
         hold_s = self._settings().pool.fail_hold_s
         for slot in self.slots.values():
             slot.why_not = self._why_not(slot)
+            self.look_at_approval(slot)
             slot.is_settled = slot.is_settled or now >= slot.ready_at + SETTLED_S
             if slot.state is SlotState.FAILED and hold_s and now >= slot.ended_at + hold_s:
                 slot.state, slot.failures, slot.retry_at = SlotState.COLD, 0, 0.0
@@ -520,6 +588,10 @@ class ModelPool:
                 if slot.never and waiting_bound(facts, slot.id, Demand(Band.NORMAL, now), now).seconds is not None:
                     slot.never = ""
 
+    def look_at_approval(self, slot: PooledSlot) -> None:
+        """Takes anew whether the pool may load this by itself."""
+        slot.unapproved = self._why_not_approved(slot.entry, self.footprints.known(slot.entry).digest)
+
     def _why_not(self, slot: PooledSlot) -> str:
         """The reason that a model cannot be loaded whatever else happens, a clause."""
         files = self.footprints.known(slot.entry)
@@ -527,12 +599,23 @@ class ModelPool:
             return files.why_not
         if self.footprints.need(slot.entry, self.gpu) is None:
             return f"nothing tells how much memory it takes: set vram_mb in {slot.entry.origin}"
-        return ""
+        if (draft := self.footprints.draft(slot.entry)) is None:
+            return ""
+        if not self.footprints.draft_bytes(slot.entry) and not slot.entry.row.vram_mb:
+            return f"nothing tells how much memory its draft model takes: set vram_mb in {slot.entry.origin}"
+        return why_no_draft_model(
+            slot.entry.kind,
+            files,
+            draft,
+            draft_bytes=self.footprints.draft_bytes(slot.entry),
+            room=room_for(self.reading.accounts, permitted(slot.entry)),
+            share=self._settings().inference.speculative_memory_share,
+        )
 
     def _do(self, move: Move, now: float) -> None:
         if isinstance(move, LoadSlot | DropClaim):
             self._claims = tuple(claim for claim in self._claims if claim.slot != move.slot)
-        if self.backends.did(move):
+        if self.backends.did(move) or self.leases.did(move, now):
             return
         match move:
             case LoadSlot(slot=id, grants=grants, why=why):
@@ -549,7 +632,8 @@ class ModelPool:
             case MakeRoom(claim=claim):
                 self._claims += (claim,)
                 for leaving in claim.leaving:
-                    victim = self.slots[leaving.slot]
+                    if (victim := self.slots.get(leaving.slot)) is None:
+                        continue  # a lease
                     victim.turn_lost_until = self._turn_ends_at(victim)
                     if victim.state is SlotState.READY:
                         victim.draining(now)
@@ -560,13 +644,16 @@ class ModelPool:
             case OpenSlot(slot=id):
                 self.steps.open(self.slots[id])
             case CutSlot(slot=id):
-                self.slots[id].was_cut = True  # the proxy does it by itself, after the same time
+                self.steps.cut(self.slots[id])
                 self.counts.cut()
             case RefuseWaiting(slot=id, why=why):
                 self._refuse(self.slots[id], why)
             case SleepSlot(slot=id, level=level, why=why):
                 self.steps.sleep.fall_asleep(self.slots[id], level, why)
-            case DropClaim() | Rest():
+            case DropClaim(slot=id, why=why):
+                if id in self.slots:
+                    self.swaps.given_up(self.slots[id], why)
+            case Rest():
                 return
 
     def _turn_ends_at(self, slot: PooledSlot) -> float:

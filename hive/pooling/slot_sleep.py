@@ -228,6 +228,7 @@ class SlotSleep:
         for demand in slot.demands:
             self._pool.counts.waited(demand.band, time.monotonic() - demand.since)
         slot.ready(slot.backend, slot.models, time.monotonic())
+        self._pool.swaps.serves(slot)
         self._pool.say(slot)
         self._pool.counts.woke(seconds)
         log.info("slot_woken model=%s level=%s seconds=%.2f", slot.model, level.name, seconds)
@@ -272,6 +273,7 @@ class SlotSleep:
         await self._end(slot)
         slot.cold()
         slot.error, slot.last_lines = f"sleep at level {level} failed: {why}", lines
+        self._pool.swaps.given_up(slot, slot.error)
         self._pool.wake()
 
     async def _ended(self, slot: PooledSlot, why: str) -> None:
@@ -280,6 +282,7 @@ class SlotSleep:
         slot.stopping(time.monotonic())
         await self._end(slot)
         slot.cold()
+        self._pool.swaps.given_up(slot, why)
         detail = {"name": slot.model, "reason": f"it could not sleep: {why}"}
         self._audit_log.note("model.unloaded", target=slot.id, detail=detail)
         self._pool.wake()
@@ -301,6 +304,7 @@ class SlotSleep:
         await self._end(slot)
         slot.cold()
         slot.error, slot.last_lines = why, [] if process is None else process.last
+        self._pool.swaps.given_up(slot, why)
         detail = {"name": slot.model, "reason": why, "state": str(slot.state)}
         self._audit_log.note("model.crashed", target=slot.id, detail=detail)
         self._pool.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from hive.link.pool import CrashBlame, LoadCharged, SlotBusy, SlotClosed, SlotFl
 from hive.link.proxy_link import ProxyGates
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
+from hive.pool.decider import RENEWED
 from hive.pool.state import CPU, SlotState
 from hive.pool.turns import after_failure
 from hive.pooling.pool_backend import BackendSlot
-from hive.pooling.pooled_slot import PooledSlot, grant_of
+from hive.pooling.pooled_lease import PooledLease
+from hive.pooling.pooled_slot import Described, PooledSlot, grant_of
 from hive.pooling.slot_servers import SlotServers
 from hive.pooling.slot_sleep import SlotSleep
 from hive.settings.table import Settings
@@ -48,8 +51,10 @@ ASK_AGAIN_S = 0.1
 ANSWERS_WITHIN_S = 60.0
 """A server that works already, or has served for a moment only, may answer questions so late: vLLM's first answers took
 seconds on a busy machine."""
-CPU_MOVED_S = 0.01
-"""A server that has used less between two looks has not computed."""
+FIRST_S = 1.0
+"""The requests that waited for a load have their server for themselves for so long."""
+RENEW_S = 3600.0
+"""Requests that a flush waits for have so long; it gives up by itself before that."""
 PROFILE = TimeoutProfile()
 Describe = Callable[[ModelEntry, str, Settings], Awaitable[tuple[BackendInfo, ModelInfo | None]]]
 
@@ -59,6 +64,8 @@ class SlotSteps:
 
     grace_s = 10.0
     """A server that is stopped has so long to end by itself."""
+    stall_s = PROFILE.prefill_liveness_timeout_s or math.inf
+    """A server in use that stands still for so long is ended."""
 
     def __init__(
         self,
@@ -76,7 +83,6 @@ class SlotSteps:
         self._audit_log = audit_log
         self._pool = pool
         self._describe = describe
-        self._moved_cpu: dict[str, tuple[float, float]] = {}
         self.sleep = SlotSleep(pool=pool, audit_log=audit_log, begin=self._begin, end=self._end)
 
     def _begin(self, slot: PooledSlot, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -111,7 +117,7 @@ class SlotSteps:
         self._begin(slot, lambda: self._close(slot, is_idle_only=is_idle_only), "close")
 
     async def _close(self, slot: PooledSlot, *, is_idle_only: bool) -> None:
-        answer = await self._closed(slot, None if is_idle_only else self._pool.rules.drain_s)
+        answer = await self._closed(slot, None if is_idle_only else self._drain_s(slot))
         if isinstance(answer, SlotClosed):
             slot.is_drained, slot.is_closing = True, False
             slot.was_cut = slot.was_cut or answer.cut > 0
@@ -119,6 +125,19 @@ class SlotSteps:
             slot.opened()  # its end, if it has come, is seen with the next look
             slot.flow = SlotFlow(in_flight=max(1, answer.in_flight), band=slot.flow.band)
         self._pool.wake()
+
+    def _drain_s(self, slot: PooledSlot) -> float:
+        if slot.was_cut:
+            return 0.0
+        slot.is_patient = slot.renewing and not slot.unload_ordered
+        return RENEW_S if slot.is_patient else self._pool.rules.drain_s
+
+    def cut(self, slot: PooledSlot) -> None:
+        """The proxy cuts by itself at the end of the time it was given; a flush gave it more than others."""
+        slot.was_cut = True
+        if slot.is_patient:
+            slot.is_patient = False
+            self.close(slot, is_idle_only=False)
 
     async def _closed(self, slot: PooledSlot, drain_s: float | None) -> SlotClosed | SlotBusy | None:
         """The proxy's answer; None if it is gone: the next one is asked again (`ModelPool.proxy_here`).
@@ -162,10 +181,12 @@ class SlotSteps:
             if is_new:
                 slot.saw(await self._with_helper(lambda: self._helper.slot_start(slot.id, grant_of(slot))))
             await self._came_up(slot)
-            backend, models = await self._told(slot)
+            known = self._known(slot) if is_new else None
+            backend, models = known or await self._told(slot)
             if is_new:
                 await self.sleep.ask(slot)
             elif await self.sleep.found(slot, backend, models):
+                self._pool.swaps.serves(slot)
                 return
             if slot.is_over:
                 raise BackendDown(ended(slot.process))
@@ -178,6 +199,7 @@ class SlotSteps:
         if is_new:
             self._charge(slot, seconds)
         slot.ready(backend, models, time.monotonic())
+        self._pool.swaps.serves(slot)
         self._pool.say(slot)
         log.info("slot_ready model=%s generation=%d seconds=%.2f", slot.model, slot.generation, seconds)
         if is_new:
@@ -188,6 +210,8 @@ class SlotSteps:
         if slot.entry.is_ollamas:
             slot.charged_as_measured()
         self._pool.wake()
+        if known is not None:
+            await self._ask_again(slot, slot.generation)
 
     def _charge(self, slot: PooledSlot, seconds: float) -> None:
         """Has the tenant pay whose demand the load was for; before the gate opens, so that it counts for the line."""
@@ -227,6 +251,23 @@ class SlotSteps:
         if not slot.came_up.is_set():
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
+    def _known(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]] | None:
+        """The server as it described itself after an earlier load of the same files; None where it has to be asked."""
+        described = slot.described
+        if described is None or described.entry != slot.entry or described.info != self._pool.model_info(slot.entry):
+            return None
+        return msgspec.structs.replace(described.backend, address=slot.backend.address), described.models
+
+    async def _ask_again(self, slot: PooledSlot, generation: int) -> None:
+        """Asks a server that was opened by what it said earlier: its program may be another one since. The requests
+        that waited for it go first."""
+        await asyncio.sleep(FIRST_S)
+        told = await outcome_of(self._told(slot))
+        if isinstance(told, HiveError) or slot.generation != generation or not slot.is_open:
+            return  # it serves; the next load asks
+        slot.backend, slot.models = told
+        self._pool.say(slot)
+
     async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
         """The server and its model as it describes them; the size and the digest of the entry's file stay."""
         until = time.monotonic() + ANSWERS_WITHIN_S
@@ -237,16 +278,18 @@ class SlotSteps:
             except BackendTimeout:
                 if time.monotonic() >= until:
                     raise
-        info = self._pool.model_info(slot.entry)
+        info = model = self._pool.model_info(slot.entry)
         if told is not None:
-            info = msgspec.structs.replace(
+            model = msgspec.structs.replace(
                 info,
                 context_length=told.context_length or info.context_length,
                 capabilities=told.capabilities or info.capabilities,
                 template=told.template,
                 meta=told.meta,
             )
-        return backend, [info]
+        if not slot.entry.is_ollamas:  # that one is no server of its own
+            slot.described = Described(slot.entry, info, backend, [model])
+        return backend, [model]
 
     async def _learn(self, slot: PooledSlot, seconds: float) -> None:
         """Measures what the load has taken, and keeps it."""
@@ -262,10 +305,11 @@ class SlotSteps:
         if isinstance(error := await outcome_of(learnt), HiveError):
             log.warning("footprint_not_kept model=%s error=%s", slot.model, error.message)
 
-    async def _learn_peak(self, slot: PooledSlot) -> None:
-        """Keeps the most memory that its server was seen to take while it served."""
+    def _learn_peak(self, slot: PooledSlot) -> None:
+        """Keeps the most memory that its server was seen to take while it served. Nobody waits for the disk."""
         if peak := max(slot.peak_bytes, host_peak(slot)):
-            await outcome_of(self._pool.footprints.after_peak(slot.entry, self._pool.gpu, peak))
+            learnt = self._pool.footprints.after_peak(slot.entry, self._pool.gpu, peak)
+            spawn(outcome_of(learnt), name=f"peak of {slot.model}")
 
     async def _not_loaded(self, slot: PooledSlot, error: HiveError) -> None:
         """A load has failed: its server is stopped, and it is tried again after a while."""
@@ -287,6 +331,7 @@ class SlotSteps:
         if was_oom:
             await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         slot.failed(state, error.message, lines, retry_at)
+        self._pool.swaps.given_up(slot, error.message)
         detail = {"name": slot.model, "reason": error.message, "state": str(state)}
         self._audit_log.note("model.load_failed", target=slot.id, detail=detail)
         self._pool.wake()
@@ -308,12 +353,15 @@ class SlotSteps:
                 slot.used_at = time.monotonic()
                 self._pool.wake()
                 return
-        slot.is_closing = slot.unload_ordered = False
-        await self._learn_peak(slot)
+        slot.is_closing = False
+        slot.unload_orders.clear()
+        slot.renewing = slot.renewing and why == RENEWED  # else it leaves for somebody else
+        self._learn_peak(slot)
         if (seconds := await self._end(slot)) is not None:
             learnt = self._pool.footprints.after_unload(slot.entry, self._pool.gpu, seconds)
-            spawn(outcome_of(learnt), name=f"unload of {slot.model}")  # nobody waits for the disk
+            spawn(outcome_of(learnt), name=f"unload of {slot.model}")
         slot.cold()
+        self._pool.swaps.given_up(slot, why)
         log.info("slot_cold model=%s why=%s", slot.model, why)
         self._pool.counts.evicted(why)
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
@@ -339,7 +387,7 @@ class SlotSteps:
         is_back = await self.until_back(slot)
         return time.monotonic() - ordered if is_back else None
 
-    async def until_back(self, slot: PooledSlot | BackendSlot) -> bool:
+    async def until_back(self, slot: PooledSlot | BackendSlot | PooledLease) -> bool:
         """Returns when the memory of a server that has ended is back (True), or booked as foreign after `free_s`."""
         began = time.monotonic()
         is_back = await self._is_back(slot, 0.0)
@@ -348,7 +396,7 @@ class SlotSteps:
             is_back = await self._is_back(slot, time.monotonic() - began)
         return time.monotonic() - began < self._pool.rules.free_s
 
-    async def _is_back(self, slot: PooledSlot | BackendSlot, waited_s: float) -> bool:
+    async def _is_back(self, slot: PooledSlot | BackendSlot | PooledLease, waited_s: float) -> bool:
         """Whether the slot's memory is back on its GPUs; the host has that of a process back with its end."""
         gpus = {grant.account for grant in slot.grants} - {CPU}
         if not gpus:
@@ -387,38 +435,35 @@ class SlotSteps:
         self._begin(slot, lambda: self._after_drop(slot, process.why), "drop")
 
     async def _after_drop(self, slot: PooledSlot, why: str) -> None:
-        await self._learn_peak(slot)
+        self._learn_peak(slot)
         await self._end(slot)
         slot.cold()
+        self._pool.swaps.given_up(slot, why)
         log.info("slot_dropped model=%s why=%s", slot.model, why)
         self._pool.counts.dropped()
         self._audit_log.note("model.unloaded", target=slot.id, detail={"name": slot.model, "reason": why})
         self._pool.wake()
 
     def judge(self, slot: PooledSlot, process: SlotProcess) -> None:
-        """Ends a server none of whose requests has moved, and that has used no CPU, for the time of the profile.
-
-        Only where its CPU time is known and all it computes with: of a GPU nobody tells here whose work it does.
-        """
-        if not process.cpu_s or any(grant.account != CPU for grant in slot.grants):
+        """Ends a server none of whose requests has moved, and that has used no core and no GPU, for `stall_s`."""
+        now, gpus = time.monotonic(), {grant.account for grant in slot.grants} - {CPU}
+        if slot.state is not SlotState.READY or not slot.flow.in_flight:
+            slot.stall.moved(process.cpu_s, now)
             return
-        now, limit_s = time.monotonic(), PROFILE.prefill_liveness_timeout_s
-        cpu_s, at = self._moved_cpu.get(slot.id, (-1.0, now))
-        if abs(process.cpu_s - cpu_s) > CPU_MOVED_S or slot.state is not SlotState.READY or not slot.flow.in_flight:
-            self._moved_cpu[slot.id] = (process.cpu_s, now)
-            return
-        if limit_s is None or now - at < limit_s or (slot.flow.moved_s or 0.0) < limit_s:
+        slot.stall.saw(cpu_s=process.cpu_s, gpus_idle=gpus <= self._pool.reading.idle_gpus, now=now)
+        if min(slot.stall.stood_s(now), slot.flow.moved_s or 0.0) < self.stall_s:
             return
         slot.stopping(now)
         self._pool.say(slot)
-        why = f"stall_timeout: no request moved and no CPU was used for {limit_s:g} s"
+        what = "no CPU and no GPU was" if gpus else "no CPU was"
+        why = f"stall_timeout: no request moved and {what} used for {self.stall_s:g} s"
         self._begin(slot, lambda: self._after_crash(slot, why, now - slot.ready_at), "stall")
 
     async def _after_crash(self, slot: PooledSlot, why: str, lived_s: float) -> None:
         process = slot.process
         log.error("server_crashed model=%s generation=%d why=%s", slot.model, slot.generation, why)
         blame = await outcome_of(self._proxy_link.slot_crashed(slot.id, slot.generation))
-        await self._learn_peak(slot)
+        self._learn_peak(slot)
         await self._end(slot)
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
@@ -428,6 +473,7 @@ class SlotSteps:
             wait_s = delay_s([ServerEnd(*end) for end in slot.ends], PROFILE, now=now)
             state, retry_at = (SlotState.FAILED, now) if wait_s is None else (SlotState.COLD, now + wait_s)
         slot.failed(state, why, [] if process is None else process.last, retry_at)
+        self._pool.swaps.given_up(slot, why)
         detail = {"name": slot.model, "reason": why, "state": str(state)}
         if isinstance(blame, CrashBlame) and blame.agents:
             detail["agents"] = ", ".join(blame.agents)

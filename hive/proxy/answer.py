@@ -24,10 +24,10 @@ from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
 from hive.dialects.translators import RESPONSES, way_of
 from hive.domain import Caller, Dialect
+from hive.endpoints import lists
+from hive.endpoints.endpoints import Endpoint, find
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
-from hive.proxy import lists
-from hive.proxy.endpoints import Endpoint, find
-from hive.proxy.metering import MAX_WHOLE, AnswerReading, SseReading, WholeReading, reading_for
+from hive.metering.metering import MAX_WHOLE, AnswerReading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
 
@@ -38,6 +38,7 @@ RELAYED = frozenset(
     {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
 )
 """Fields of the backend's answer that reach the client; the head is rebuilt from these."""
+NO_REUSE = b"x-cache-hit: false\r\nx-cache-tokens-reused: 0\r\n"
 MAX_TRANSLATED = 16 * 1024 * 1024
 """Bytes of a one-piece answer that is held to be translated: 600 vectors of 2,000 numbers."""
 _END_MARKER = re.compile(
@@ -45,6 +46,7 @@ _END_MARKER = re.compile(
     rb"(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))"
     rb"|data:[^\r\n]*\"(?:message_stop|response\.(?:completed|incomplete|failed))\"|\{[^\r\n]*\"done\" ?: ?true)"
 )
+_ANTHROPIC = Dialect.ANTHROPIC
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
 
@@ -126,7 +128,7 @@ class Answer:
         content_type = b""
         fields = [head_start(status)]
         is_translated = asked is not None and bool(asked.target)
-        tells_own_id = self._endpoint.dialect is Dialect.ANTHROPIC
+        tells_own_id = self._endpoint.dialect is _ANTHROPIC
         for name, value in head.fields:
             if name == b"content-type":
                 content_type = value
@@ -169,8 +171,9 @@ class Answer:
 
     @property
     def _may_be_long(self) -> bool:
-        """Whether all of an answer in one piece is held, however long it is: it is not sent as it came."""
-        return self._filtered or self._is_remade
+        """Whether all of an answer in one piece is held, however long it is: it is not sent as it came, since it is
+        filtered, translated or names another model."""
+        return self._filtered or self._back is not None or self._renamer is not None
 
     def _frame(self, fields: list[bytes], *, stream: bool) -> None:
         """Frames an answer that has no length for the client: chunked, or ended by the close of the connection."""
@@ -211,11 +214,6 @@ class Answer:
         return rest if self._renamer is None else self._renamer.feed(rest) + self._renamer.end()
 
     @property
-    def _is_remade(self) -> bool:
-        """Whether the body is translated or names another model, so that its length is not the backend's."""
-        return self._back is not None or self._renamer is not None
-
-    @property
     def response(self) -> bytes:
         """The whole answer's object, once an answer to `/v1/responses` is complete; else empty."""
         back = self._back
@@ -228,6 +226,10 @@ class Answer:
         if reading is None or self._late_error:
             return False
         return self.status >= 400 or (reading.whole and (back is None or back.gave_up is None))
+
+    def told(self, data: bytes) -> bytes:
+        """All that an answer in one piece has said; `data` are its last bytes."""
+        return b"".join((*(self._held or ()), data))
 
     def failure(self, data: bytes, rest: bytes = b"") -> HiveError:
         """The error of an answer that is not whole. If the answer has begun, its last bytes go out first, as far as
@@ -281,8 +283,9 @@ class Answer:
         self._head = b"".join(fields)
         self._write(data)
 
-    def prepare(self, data: bytes) -> bytes:
-        """The last bytes, with what was held before them. Raises BackendDown for a list or an answer that is none."""
+    def prepare(self, data: bytes, at_server_s: float = 0.0) -> bytes:
+        """The last bytes, with what was held before them. `at_server_s`: since it was sent there. Raises BackendDown
+        for a list or an answer that is none."""
         if self._held is None:
             return data
         if self._held:
@@ -296,7 +299,8 @@ class Answer:
         elif self._back is not None:
             data = self._back.whole(data)
         self._head += b"content-length: %d\r\n" % len(data)
-        self._head += self._cache_fields()
+        if self._endpoint.needs_place:
+            self._head += self._cost_fields(at_server_s)
         return data
 
     @property
@@ -382,12 +386,16 @@ class Answer:
             self.begun = True
             self._connection.write(data)
 
-    def _cache_fields(self) -> bytes:
-        cached = self.reading.usage.cached_tokens if self.reading is not None else None
-        if cached is None:
-            return b""
-        hit = b"true" if cached else b"false"
-        return b"x-cache-hit: %b\r\nx-cache-tokens-reused: %d\r\n" % (hit, cached)
+    def _cost_fields(self, at_server_s: float) -> bytes:
+        """The use of a cache, false and 0 where its server tells nothing of one; and the time at the server."""
+        reading = self.reading
+        cached = 0 if reading is None else reading.usage.cached_tokens or 0
+        if not cached:
+            return NO_REUSE + b"x-gpu-time-ms: %d\r\n" % int(at_server_s * 1000)
+        return b"x-cache-hit: true\r\nx-cache-tokens-reused: %d\r\nx-gpu-time-ms: %d\r\n" % (
+            cached,
+            int(at_server_s * 1000),
+        )
 
 
 def without_end_marker(data: bytes) -> bytes:

@@ -16,18 +16,25 @@ from hive.bodies.body import Opening, Want
 from hive.bodies.body_workers import DeepReaders
 from hive.bodies.fields import FieldTable
 from hive.domain import BackendInfo, Caller, ModelInfo, UsageEvent
-from hive.errors import HiveError, NotFound, Saturated
+from hive.endpoints.endpoints import Endpoint
+from hive.errors import HiveError, ModelCold, NotFound, Refusal, Saturated
 from hive.link.pool import SlotRow
-from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
-from hive.proxy.endpoints import Endpoint
+from hive.policy import Act, may
+from hive.proxy.budgets import Budgets
 from hive.proxy.identity import NO_WISHES, Wishes
+from hive.proxy.leaving import CloudGuard
 from hive.proxy.metrics import Metrics
 from hive.proxy.model_refresh import Looking
+from hive.proxy.parked import ParkedPrompts
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue, Registry
-from hive.proxy.slot import Slot
+from hive.proxy.signed_models import SignedModels
+from hive.proxy.slot import ModelWish, Slot
 from hive.proxy.slots import SlotTable
 from hive.proxy.stored_responses import StoredResponses
+from hive.proxy.task_table import TaskTable
 from hive.queue.body_budget import BodyBudget
+from hive.queue.budgets import SpendingAccount
+from hive.queue.connection_shares import ConnectionHolder, ConnectionShares
 from hive.queue.crash_marks import CrashMarks
 from hive.queue.queue import Flow
 from hive.queue.tenants import Tenant
@@ -39,12 +46,17 @@ from hive.wire.heads import Fields
 
 log = logging.getLogger("hive.proxy")
 
+_USE = Act.USE
+"""By a name of its own, see `hive.queue.gate`."""
+WISH_S = 60.0
+"""A model is asked for so long after a request of a task that prefers it took another one."""
+
 
 class UsageLog(Protocol):
     """The log of what requests cost. An event survives a killed process once `record` returns or, with `then`, once
-    `then` is called, at the end of this turn of the loop. Never raises."""
+    `then` is called, at the end of this turn of the loop. `record` returns the event's number. Never raises."""
 
-    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None: ...
+    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> int: ...
 
 
 class BodyPlan(msgspec.Struct, frozen=True):
@@ -60,6 +72,8 @@ class Decided(msgspec.Struct, frozen=True):
     """The result of steps 1 to 4 for a head. Heads of one connection repeat: the next equal one is decided by this.
 
     It holds as long as the registry's generation does. `fields` is the very list of the head it was made from.
+    `opening`: what its body is read by, whatever server it is for; None for an endpoint without one.
+    `is_local_only`: it says itself that it is not to leave the box. `budgets`: the accounts it is charged to.
     """
 
     fields: Fields
@@ -72,6 +86,9 @@ class Decided(msgspec.Struct, frozen=True):
     wishes: Wishes
     heartbeat_s: float
     client_id: str | None
+    opening: tuple[FieldRules, Opening] | None
+    is_local_only: bool = False
+    budgets: tuple[SpendingAccount, ...] = ()
 
 
 class DataPath:
@@ -105,6 +122,11 @@ class DataPath:
         self.shares: ConnectionShares[Connection] = ConnectionShares(sys.maxsize)
         self.slots = SlotTable(settings, self._make_slot, registry.queue, registry.new_line)
         self.slot, self.routing = self.slots.active, self.slots.routing
+        self.budgets = Budgets(registry, lambda: self.settings, epoch)
+        self.signed = SignedModels()
+        self.cloud_guard = CloudGuard(lambda: self.settings, self.routing)
+        self.tasks = TaskTable(settings)
+        self.routing.ladders = self.tasks.listed
         self.looking: Looking | None = None
         """Asks the daemon for models that are not in the list; None if there is no daemon to ask."""
         self.stored: StoredResponses | None = None
@@ -118,6 +140,7 @@ class DataPath:
         self.on_lost: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells of a slot of the pool at whose address nothing listens; its gate is closed after that."""
         self.crash_marks = CrashMarks()
+        self.parked = ParkedPrompts()
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -132,6 +155,9 @@ class DataPath:
         self._fields = FieldTable(settings)
         self.registry.use_settings(settings.proxy, settings.tenants)
         self.slots.use_settings(settings)
+        self.budgets.look()
+        self.tasks.use_settings(settings)
+        self.routing.ladders = self.tasks.listed
         self.registry.generation += 1
         for slot in self.slots.all:
             slot.give_places()
@@ -163,6 +189,26 @@ class DataPath:
             slot.use(None, [])
             slot.give_places()
             slot.suspects.let_all_go()
+
+    def wish(self, slot: Slot, tenant: str, agent: str, now: float) -> None:
+        """A request of a task would have gone to this slot of the pool, were it loaded: the daemon hears of that as of
+        one that waits, of the low band."""
+        if not slot.name:
+            return
+        since = slot.wish.since if slot.wish is not None and now < slot.wish.until else now
+        slot.wish = ModelWish(tenant, agent, since, now + WISH_S)
+        self.on_demand(slot)
+
+    def which_model(self, named: str, caller: Caller) -> tuple[str, Slot]:
+        """Finds the model that is meant, and its server. Raises Refusal for one that the caller may not use, NotFound
+        for one that no server offers, NotApproved for one that its server would load by itself, against a rule."""
+        reason = may(caller, _USE, self.routing.meant(named))
+        if reason is not None:
+            raise Refusal(reason)
+        served, slot = self.slots.routed(named, caller)
+        if self.signed.has_rule and slot is self.slot:
+            self.signed.check(served, slot.backend)
+        return served, slot
 
     def keeps_for(self, entry: AgentEntry) -> StoredResponses | None:
         """The store that keeps responses for this agent; None where none is kept."""
@@ -210,7 +256,7 @@ class DataPath:
         """Waits for a new list if a model is not in the list, which may be old, or if there is no list yet; then calls
         `then`. Refuses at once for another error, and if the list was renewed a moment ago, as it was for each request
         that has waited here."""
-        is_old = isinstance(error, NotFound | Saturated)
+        is_old = isinstance(error, NotFound | Saturated) and not isinstance(error, ModelCold)
         waiting = self.looking.wait(then) if is_old and self.looking is not None else None
         if waiting is None:
             refuse(error)
@@ -221,20 +267,24 @@ class DataPath:
         if status == NotFound.status and self.looking is not None:
             self.looking.begin()
 
-    def opening(self, entry: AgentEntry, endpoint: Endpoint) -> tuple[FieldRules, Opening]:
-        """The rules by which this caller's bodies are read, whatever server they are for."""
+    def opening(self, entry: AgentEntry, endpoint: Endpoint) -> tuple[FieldRules, Opening] | None:
+        """The rules by which this caller's bodies are read; None for an endpoint without one."""
+        if not endpoint.body:
+            return None
         default = entry.model or self.settings.inference.default_model
         return self._fields.rules(endpoint.name, entry.row.tier), Opening(default, endpoint.streams)
 
     def want(self, slot: Slot, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
         """The requirements of the server in `slot` for this caller's body. Without wishes they are the same for all
-        requests of an agent to an endpoint."""
+        requests of an agent to an endpoint. Raises NotSupported where the server does not offer the endpoint."""
         endpoint, tenant, wishes = decided.endpoint, decided.tenant, decided.wishes
         if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
+            slot.check_offered(endpoint)
             return slot.want(endpoint, tenant, wishes, request_id)
         key = slot.name, endpoint.target
         plan: BodyPlan | None = entry.plans.get(key)
         if plan is None or plan.generation != self.registry.generation or plan.changes != slot.changes:
+            slot.check_offered(endpoint)
             want = slot.want(endpoint, tenant, wishes, request_id)
             plan = entry.plans[key] = BodyPlan(self.registry.generation, slot.changes, want)
         return plan.want

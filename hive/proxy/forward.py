@@ -17,27 +17,33 @@ from hive.bodies import body
 from hive.bodies.body import BodyChoice, NamedBody
 from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
-from hive.domain import BackendInfo, Caller, Dialect, UsageEvent
+from hive.domain import BackendInfo, CacheMode, Caller, Dialect, UsageEvent
+from hive.endpoints import endpoints
+from hive.endpoints.endpoints import Endpoint, Keeps
+from hive.endpoints.lists import OwnAnswer
 from hive.errors import (
     AgentAsleep,
     BackendDown,
     HiveError,
-    Refusal,
+    ModelCold,
+    NotApproved,
     Saturated,
     StreamIncomplete,
     Unauthorized,
 )
-from hive.policy import Act, may
-from hive.proxy import endpoints, kept_answers, own_answers
-from hive.proxy.answer import Answer
-from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.metering.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.pool.ladder import StepCause
+from hive.proxy import kept_answers, own_answers
+from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.datapath import DataPath, Decided
-from hive.proxy.endpoints import Endpoint, Keeps
-from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
-from hive.proxy.lists import OwnAnswer
+from hive.proxy.id_slots import IdSlots
+from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, is_local_only, split_token, wishes_of
+from hive.proxy.ladder import Climb
+from hive.proxy.parked import SlotPlace, take_place
 from hive.proxy.refusals import (
     answer_error,
     asleep,
+    budget_over,
     crashed_it,
     no_backend,
     no_place,
@@ -52,6 +58,7 @@ from hive.proxy.slot import Slot
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
 from hive.queue.body_budget import HeldBody
+from hive.queue.budgets import BudgetHold
 from hive.queue.gate import Gate
 from hive.queue.limits import SlidingWindow
 from hive.queue.queue import QueueVerdict
@@ -61,6 +68,8 @@ from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection, is_untaken
 
+_GO, _FULL, _ANTHROPIC = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC
+"""By names of their own, see `hive.queue.gate`."""
 MIB = 1024 * 1024
 KEPT_BODY_MAX = MIB
 """Bytes of a body that is kept until its answer begins; a longer one is sent once."""
@@ -88,19 +97,25 @@ class Exchange:
         "_backend",
         "_beat_at",
         "_blocked",
+        "_budget_at",
         "_charged",
+        "_climb",
         "_connection",
         "_cost",
         "_ends_at",
+        "_epochs",
         "_first_at",
         "_for",
         "_gate",
         "_had_turn",
+        "_has_left",
         "_held",
+        "_hold",
         "_limit_at",
         "_line",
         "_path",
         "_pending",
+        "_place",
         "_refusal",
         "_request",
         "_slot",
@@ -127,8 +142,12 @@ class Exchange:
         self.begun_at = time.monotonic()
         self.queued_at = self.sent_at = 0.0
         self._first_at: float | None = None
-        self.deadline = self._limit_at = self._beat_at = self._ends_at = NEVER
+        self.deadline = self._limit_at = self._beat_at = self._ends_at = self._budget_at = NEVER
         self.parked = self.left = self._blocked = self.is_sent = False
+        self._hold: BudgetHold | None = None
+        """Its expected cost, as it counts against budgets."""
+        self._has_left = False
+        """True once it was sent to a server that is far, whichever answers it in the end."""
         self._had_turn = False
         """True once its turn was in vain: it goes back to where it was in the line."""
         self._line: Queue | None = None
@@ -150,6 +169,8 @@ class Exchange:
         self._slot = path.slot
         self._for = path.slot.version
         """The server in the slot for which it was decided and read."""
+        self._epochs = path.registry.epochs
+        """The epochs of flushes with which it was read."""
         self.generation = 0
         """The slot's, of the server that it goes to; 0 before, and for the active backend."""
         self._backend: BackendInfo | None = None
@@ -157,6 +178,10 @@ class Exchange:
         self._upstream: UpstreamConnection | None = None
         self._answer: Answer | None = None
         self._cost = UNKNOWN
+        self._place: SlotPlace | None = None
+        """Its slot of a llama-server, where Hive names that."""
+        self._climb: Climb | None = None
+        """Its way down a task's ladder; None where it names a model."""
         path.deadlines.add(self)
         if isinstance(connection.owner, AgentEntry):
             self._0_enter(connection.owner)
@@ -195,6 +220,16 @@ class Exchange:
         """Data events of its answer so far, comments and pings left out; None before the answer's head."""
         answer = self._answer
         return None if answer is None or answer.reading is None else answer.reading.events
+
+    @property
+    def rung(self) -> int | None:
+        """The place of its model in the ladder of the task that it names; None where it names none."""
+        return None if self._climb is None else self._climb.rung
+
+    @property
+    def keep_s(self) -> float:
+        """The time for which its task wants the model kept after its answer."""
+        return 0.0 if self._climb is None else self._climb.task.keep_alive_s
 
     @property
     def agent(self) -> str:
@@ -240,6 +275,8 @@ class Exchange:
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
         if wishes.tenant and wishes.tenant != tenant.name:
             caller, tenant, flow = registry.on_behalf_of(wishes.tenant)
+        if entry.row.id == OPERATOR:
+            registry.note_operators_group(tenant.cache_group)
         decided = self._connection.decided = Decided(
             fields=request.fields,
             generation=registry.generation,
@@ -251,6 +288,9 @@ class Exchange:
             wishes=wishes,
             heartbeat_s=heartbeat_of(request, self._path.settings.proxy.heartbeat_s),
             client_id=client_id(request),
+            opening=self._path.opening(entry, endpoint),
+            is_local_only=is_local_only(request),
+            budgets=self._path.budgets.accounts_of(entry, tenant),
         )
         return Prepared(request, entry, decided)
 
@@ -268,6 +308,8 @@ class Exchange:
         self.queued_at = time.monotonic()
         if not self.parked:
             self._7_take_turn(prepared)
+        else:
+            self.deadline = min(self.deadline, self._budget_at)
 
     # 0: its agent is awake ----------------------------------------------------------------------------------------
 
@@ -373,9 +415,9 @@ class Exchange:
     def _5_what_is_asked(self, prepared: Prepared) -> None:
         """Reads the body; a body that takes long is read in a process of its own, as on the loop it would hold up all
         requests."""
-        path, entry, decided = self._path, prepared.entry, prepared.decided
+        path, decided = self._path, prepared.decided
         if decided.endpoint.name == RESPONSES and self._storage is None:
-            stored = path.keeps_for(entry)
+            stored = path.keeps_for(prepared.entry)
             if stored is not None:
                 self._take_up_storage(prepared, stored)
                 return
@@ -385,8 +427,9 @@ class Exchange:
         if text is None:
             self._read_in_worker(prepared)
             return
+        assert decided.opening is not None
         try:
-            opened = body.open_body(text, *path.opening(entry, decided.endpoint))
+            opened = body.open_body(text, *decided.opening)
         except HiveError as error:
             self.refuse(error)
             return
@@ -403,10 +446,11 @@ class Exchange:
             self._on_asked(asked)
 
     def _read_in_worker(self, prepared: Prepared) -> None:
-        path, entry, choose = self._path, prepared.entry, partial(self._choose, prepared)
-        assert path.readers is not None
-        rules, opening = path.opening(entry, prepared.decided.endpoint)
-        self._pending = path.readers.read(prepared.request.body, rules, opening, choose, self._on_asked, owner=entry)
+        readers, opening, entry = self._path.readers, prepared.decided.opening, prepared.entry
+        assert readers is not None
+        assert opening is not None
+        choose = partial(self._choose, prepared)
+        self._pending = readers.read(prepared.request.body, *opening, choose, self._on_asked, owner=entry)
 
     def _take_up_storage(self, prepared: Prepared, stored: StoredResponses) -> None:
         """Looks into the body before it is read: only a request that names what is stored waits for the daemon, which
@@ -466,26 +510,51 @@ class Exchange:
         of models to be read again then."""
         path, decided = self._path, prepared.decided
         try:
-            served, slot = self._6_which_model(decided.caller, named.model)
-            if slot is not self._slot or self._for != slot.version or path.slots.pooled:
-                slot.check_offered(decided.endpoint)
-                if slot is not self._slot and self._slot.suspects.one is not None:
-                    self._slot.suspects.let_go(self)
-                self._slot, self._for = slot, slot.version
+            climb = self._climb or (self._begin_climb(prepared, named) if path.tasks.names else None)
+            served, slot = self._6_which_model(decided.caller, named.model) if climb is None else climb.choose()
+            want = path.want(slot, prepared.entry, decided, self.request_id)
+            self._epochs = path.registry.epochs
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
             again = partial(self._5_what_is_asked, prepared)
             self._pending = path.look_again(error, again, lambda _: self.refuse(refused))
             return None
-        return BodyChoice(path.want(slot, prepared.entry, decided, self.request_id), served)
+        if slot is not self._slot and self._slot.suspects.one is not None:
+            self._slot.suspects.let_go(self)
+        self._slot, self._for = slot, slot.version
+        return BodyChoice(want, served)
+
+    def _begin_climb(self, prepared: Prepared, named: NamedBody) -> Climb | None:
+        """Begins on the ladder of the task that is named; None where it is none. The body is kept for the next rung."""
+        path = self._path
+        task = path.tasks.of(path.routing.meant(named.model))
+        if task is None:
+            return None
+        self._climb = climb = Climb(
+            path,
+            task,
+            prepared.entry,
+            prepared.decided,
+            partial(self._which_rung, prepared),
+            body=prepared.request.body,
+            named=named,
+            begun_at=self.begun_at,
+        )
+        self._budget_at = self._ends_at = climb.ends_at
+        return climb
+
+    def _which_rung(self, prepared: Prepared, model: str, rung: int) -> tuple[str, Slot]:
+        """Finds the model of a rung, and its server, as for a request that names it; a later one is a fallback. Raises
+        CloudRefused besides."""
+        entry, decided = prepared.entry, prepared.decided
+        served, slot = self._6_which_model(decided.caller, model)
+        self._path.cloud_guard.check_model(slot, entry, decided, model, served, is_fallback=bool(rung))
+        return served, slot
 
     def _6_which_model(self, caller: Caller, named: str) -> tuple[str, Slot]:
         """Finds the model that is meant, and its server. Raises Refusal for one that the caller may not use, NotFound
         for one that no server offers."""
-        reason = may(caller, Act.USE, self._path.routing.meant(named))
-        if reason is not None:
-            raise Refusal(reason)
-        return self._path.slots.routed(named, caller)
+        return self._path.which_model(named, caller)
 
     # 7: its turn --------------------------------------------------------------------------------------------------
 
@@ -506,36 +575,69 @@ class Exchange:
         if self._path.slots.answers(slot, endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_here(prepared)
             return
+        if slot.may_leave and not self._may_leave(prepared, slot):
+            return
         if not endpoint.needs_place and not gate.is_closed:
             self._8_ask_backend(prepared)
             return
         now = time.monotonic()
         if self._path.crash_marks.suspicions and slot.name and self._is_held_back(entry, slot, now):
             return
-        if (in_vain := gate.why_in_vain(now, self.queued_at)) is not None:
+        if gate.is_cold and (in_vain := self.why_in_vain(now)) is not None:
             self.refuse(in_vain)
             return
-        tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
+        tokens = self._expected(prepared)
+        if decided.budgets and not self._is_within_budget(prepared, slot, tokens):
+            return
         if not self._had_turn:
             verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         else:
             flow, since = decided.flow, self.queued_at
             verdict = queue.ask_again(self, flow, band=decided.wishes.band, expected=tokens, now=now, since=since)
-        if verdict is QueueVerdict.FULL:
+        if verdict is _FULL:
             self.refuse(gate.refusal(now) if gate.is_closed else queue_full(queue, decided.flow, now))
             return
         self._line = queue
-        if verdict is QueueVerdict.GO:
+        if verdict is _GO:
             self._8_ask_backend(prepared)
             return
         place_by = now + self._path.settings.proxy.queue_wait_s
-        self._limit_at = gate.until_for(self.queued_at) if gate.is_cold else max(place_by, gate.until_for(now))
+        until = gate.until_for(self.queued_at) if gate.is_cold else max(place_by, gate.until_for(now))
+        self._limit_at = min(until, self._budget_at)
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
         slot.make_way(self)
         if gate.is_cold:
             self._path.on_demand(slot)
+
+    def _is_within_budget(self, prepared: Prepared, slot: Slot, tokens: float) -> bool:
+        """Counts its expected cost against the budgets of its agent and tenant, from now until it ends. A step to
+        another server asks anew. False: it is refused."""
+        is_far = self._is_far(slot)
+        if (hold := self._hold) is not None:
+            if self._had_turn and hold.is_far == is_far:
+                return True
+            hold.release()
+            self._hold = None
+        try:
+            self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
+        except HiveError as error:
+            self._cost = NOTHING
+            self.refuse(error)
+            return False
+        return True
+
+    def _expected(self, prepared: Prepared) -> float:
+        """Tokens that it will probably cost."""
+        asked = self.asked
+        return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
+
+    def _is_far(self, slot: Slot) -> bool:
+        """Whether it leaves the box if it goes to this slot."""
+        asked, backend = self.asked, slot.backend
+        model = "" if asked is None else asked.answering
+        return slot.may_leave and backend is not None and slot.is_far(backend, model)
 
     def _is_held_back(self, entry: AgentEntry, slot: Slot, now: float) -> bool:
         """Whether it goes no further now because the server has crashed with its agent's requests (crash_marks.py)."""
@@ -548,9 +650,14 @@ class Exchange:
             return False
         proxy = self._path.settings.proxy
         until = slot.gate.until_for(self.queued_at)
-        self._limit_at = until if slot.gate.is_cold else max(self.queued_at + proxy.queue_wait_s, until)
+        until = until if slot.gate.is_cold else max(self.queued_at + proxy.queue_wait_s, until)
+        self._limit_at = min(until, self._budget_at)
         self.deadline = min(self._limit_at, self._beat_at)
         return True
+
+    def why_in_vain(self, now: float) -> ModelCold | NotApproved | None:
+        """The refusal where its wait for a load cannot hold, by what is known now."""
+        return self._slot.gate.why_in_vain(now, self.queued_at, self._budget_at)
 
     def go_on(self) -> None:
         """Takes its turn: the suspect's request before it has ended."""
@@ -565,7 +672,7 @@ class Exchange:
 
     def _go_back(self, prepared: Prepared) -> None:
         """Goes back to where it was in the line; nothing has been sent."""
-        self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
+        self.sent_at, self._ends_at, self.deadline = 0.0, self._budget_at, NEVER
         self.generation = 0
         self._had_turn = True
         self._leave_line(prepared, time.monotonic(), 0.0)
@@ -586,8 +693,10 @@ class Exchange:
 
     def _8_ask_backend(self, prepared: Prepared) -> None:
         slot, proxy = self._slot, self._path.settings.proxy
-        if self._for != slot.version:
+        if self._for != slot.version or self._epochs is not self._path.registry.epochs:
             self._again_for_another(prepared)
+            return
+        if slot.id_slots is not None and self._is_unparked_first(slot, slot.id_slots, prepared):
             return
         now = time.monotonic()
         self._path.metrics.queued(now - self.queued_at)
@@ -596,11 +705,16 @@ class Exchange:
             self._cost = NOTHING
             self.refuse(slot.why_no_way or no_backend())
             return
+        if slot.may_leave and not self._may_leave(prepared, slot, at_once=True):
+            return
+        has_moved = self._hold is not None and self._hold.is_far != self._is_far(slot)  # its server, meanwhile
+        if has_moved and not self._is_within_budget(prepared, slot, self._expected(prepared)):
+            return
         self.sent_at = now
         if slot.name:
             self._begin_at(slot, prepared)
         if proxy.request_s:
-            self._ends_at = now + proxy.request_s
+            self._ends_at = min(now + proxy.request_s, self._budget_at)
         self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
         self.deadline = min(self._limit_at, self._beat_at)
         connection = pool.take()
@@ -609,18 +723,72 @@ class Exchange:
         else:
             self._send(prepared, connection, reused=True)
 
+    def _is_unparked_first(self, slot: Slot, table: IdSlots, prepared: Prepared) -> bool:
+        """Gives it a slot of its llama-server. True: it goes on once what its agent left there is put back."""
+        asked, entry, decided, place = self.asked, prepared.entry, prepared.decided, self._place
+        if place is not None and place.table is table:
+            if not (place.was_unparked and slot.gate.is_closed):
+                return False
+            self._go_back(prepared)
+            return True
+        if place is not None:
+            place.end(whole=False)
+            self._place = None
+        if self._line is None:
+            return False
+        if asked is None or asked.several or not slot.takes_slot(asked.target or decided.endpoint.name):
+            table.forget()
+            return False
+        agent, group, is_kept = entry.prompts_of, decided.tenant.cache_group, slot.keeps(decided.wishes)
+        place = self._place = take_place(table, agent, group, is_kept=is_kept)
+        parked = self._path.parked
+        if place is None or entry.row.id != agent or not parked.is_at(agent, slot.name):
+            return False
+        self.deadline = NEVER
+        self._pending = spawn(self._unpark(prepared, slot, place, group, is_kept=is_kept), name="parked slot")
+        return True
+
+    async def _unpark(self, prepared: Prepared, slot: Slot, place: SlotPlace, group: str, *, is_kept: bool) -> None:
+        await self._path.parked.use(prepared.entry.row.id, slot, place, group, is_kept=is_kept)
+        self._pending = None
+        self._8_ask_backend(prepared)
+
+    def _may_leave(self, prepared: Prepared, slot: Slot, *, at_once: bool = False) -> bool:
+        """Asks the cloud guard where the slot's server, or its model, is far; `at_once`: it is sent now. False: it is
+        refused."""
+        guard, entry, decided = self._path.cloud_guard, prepared.entry, prepared.decided
+        try:
+            leaves = guard.check(slot, entry, decided, self.asked, is_fallback=self._is_fallback(decided))
+        except HiveError as error:
+            self._cost = NOTHING
+            self.refuse(error)
+            return False
+        if leaves and at_once:
+            self._has_left = True
+            guard.leaves(slot, entry, decided, self.asked)
+        return True
+
+    def _is_fallback(self, decided: Decided) -> bool:
+        """Whether its model stands in for the first one of the task that it names."""
+        climb = self._climb
+        if climb is None or climb.rung is None:
+            return False
+        return climb.rung > 0 or self._path.routing.is_later_target(climb.task.rungs[0], decided.caller)
+
     def _begin_at(self, slot: Slot, prepared: Prepared) -> None:
         """Counts as begun at this slot of the pool."""
         self.generation = slot.generation
         slot.band = prepared.decided.wishes.band
         slot.begun += 1
+        if self._climb is not None:
+            slot.keep_s = max(slot.keep_s, self.keep_s)
         if slot.begun == 1:
             self._path.on_begun(slot)
 
     def _again_for_another(self, prepared: Prepared) -> None:
-        """Decides and reads it again, as it was done for a backend that is gone. It keeps its place."""
+        """Decides and reads it again: it was done for a backend that is gone, or before a flush. It keeps its place."""
         slot, endpoint = self._slot, prepared.decided.endpoint
-        self._for = slot.version
+        self._for, self._epochs = slot.version, self._path.registry.epochs
         try:
             slot.check_offered(endpoint)
         except HiveError as error:
@@ -636,6 +804,9 @@ class Exchange:
     def on_connected(self, connection: UpstreamConnection) -> bool:
         self._pending = None
         if self.prepared is None:
+            return False
+        if self._is_from_before_flush:  # it came while the connection was made
+            self._read_again(self.prepared, BackendDown("the connection ended, and the prompt cache was flushed"))
             return False
         self._send(self.prepared, connection, reused=False)
         return True
@@ -659,8 +830,30 @@ class Exchange:
 
     def _can_go_back(self, prepared: Prepared, slot: Slot) -> bool:
         """Whether it may wait for the next server of its slot: one is to come, and none has taken it yet."""
-        is_whole = self.asked is None or bool(prepared.request.body)
-        return is_whole and not (self.is_sent or self.left) and (slot.gate.is_closed or self._for != slot.version)
+        if self._climb is not None and self._climb.can_step(StepCause.DOWN):
+            return False
+        return (
+            self._is_whole(prepared)
+            and not (self.is_sent or self.left)
+            and (slot.gate.is_closed or self._for != slot.version)
+        )
+
+    def _is_whole(self, prepared: Prepared) -> bool:
+        """Whether its body can be read again."""
+        return self.asked is None or bool(prepared.request.body)
+
+    @property
+    def _is_from_before_flush(self) -> bool:
+        """Whether its body was read with the epochs of before a flush, so that it would find what is flushed."""
+        return self.asked is not None and self._epochs is not self._path.registry.epochs
+
+    def _read_again(self, prepared: Prepared, error: HiveError) -> None:
+        """Goes back to be read with the epochs of now; ends with `error` where its body is gone."""
+        if self._is_whole(prepared):
+            self.is_sent = False
+            self._go_back(prepared)
+        else:
+            self.refuse(error)
 
     def _send(self, prepared: Prepared, connection: UpstreamConnection, *, reused: bool) -> None:
         self._upstream = connection
@@ -675,8 +868,10 @@ class Exchange:
         if asked is None:
             connection.send(way.bare % line, self, reused=reused)
             return
-        head = way.full % (line, asked.size)
-        pieces = asked.upstream
+        size, pieces = asked.size, asked.upstream
+        if self._place is not None:
+            size, pieces = self._place.named_in(pieces, size)
+        head = way.full % (line, size)
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
         else:
@@ -691,6 +886,9 @@ class Exchange:
                 slot.suspects.lost(self.agent, self.generation, time.monotonic())
         begun = self._answer is not None and self._answer.begun
         if retry and not begun and slot.pool is not None and self._for == slot.version:
+            if prepared is not None and self._is_from_before_flush:
+                self._read_again(prepared, error)
+                return
             self._pending = slot.pool.connect(self)
             return
         if prepared is not None and not (self.is_sent or begun or self._had_turn):
@@ -709,13 +907,13 @@ class Exchange:
         answer = self._answer
         if answer is None:
             decided = prepared.decided
-            aliases, hidden = self._path.routing.differences(decided.endpoint, decided.caller)
+            aliases, hidden, caller = self._path.routing.differences(decided.endpoint, decided.caller)
             answer = self._answer = Answer(
                 self._connection,
                 prepared.request,
                 decided.endpoint,
                 self.asked,
-                decided.caller,
+                caller,
                 self.request_id,
                 aliases,
                 hidden,
@@ -768,7 +966,11 @@ class Exchange:
         try:
             if not answer.whole:
                 raise answer.failure(data, rest)
-            data = answer.prepare(data + rest)
+            if self._place is not None:
+                self._place.is_whole = answer.status == 200
+            if answer.status >= 400 and self._climb is not None and self._steps_from(answer, data):
+                return
+            data = answer.prepare(data + rest, now - self.sent_at)
             if self._storage is not None:
                 self._storage.keep(self.request_id, answer)
         except HiveError as error:
@@ -843,16 +1045,20 @@ class Exchange:
             self._cost = cost
         if cost.tokens_out:
             entry.learn_tokens_out(cost.tokens_out)
-        if not path.settings.inference.token_tracking:
-            return False
-        path.usage.record(
+        hold = self._hold
+        if hold is None and not self._has_left and not path.settings.inference.token_tracking:
+            return False  # a budget counts what it cost, and what left the box is told of, metered or not
+        asked = self.asked
+        model = (asked.served or asked.model) if asked is not None else ""
+        ended_at = time.time()
+        number = path.usage.record(
             UsageEvent(
                 id=self.request_id,
                 epoch=path.epoch,
                 event_no=0,
                 agent_id=entry.row.id,
                 tenant=decided.tenant.name,
-                model=(self.asked.served or self.asked.model) if self.asked else "",
+                model=model,
                 backend=backend.kind if backend is not None else "",
                 endpoint=endpoint.name,
                 tokens_in=cost.tokens_in,
@@ -865,10 +1071,15 @@ class Exchange:
                 duration_ms=int((now - self.begun_at) * 1e6) / 1e3,
                 status=status,
                 client_request_id=decided.client_id,
-                created_at=time.time(),
+                created_at=ended_at,
+                asked="" if asked is None else asked.model,
+                rung=self.rung,
+                far=self._has_left,
             ),
             then,
         )
+        if hold is not None:
+            hold.spend(number, int(cost.total or 0), ended_at)
         return True
 
     # every exit ---------------------------------------------------------------------------------------------------
@@ -876,7 +1087,7 @@ class Exchange:
     def refuse(self, error: HiveError) -> None:
         """Ends with an error: an answer where no byte has gone out yet, else the last words of a stream that is cut.
         Does nothing where it has ended already."""
-        if self.left:
+        if self.left or (self._climb is not None and self._steps_down(self._climb, error)):
             return
         now, connection, answer = time.monotonic(), self._connection, self._answer
         if answer is not None:
@@ -895,6 +1106,49 @@ class Exchange:
         keep = answer_error(connection, self._request, error, self._dialect, self._own_fields(), self.request_id)
         self._leave(now)
         connection.finished(keep=keep)
+
+    def _steps_down(self, climb: Climb, error: HiveError) -> bool:
+        """Whether it goes on to the next rung of its task instead of ending with this error. The client has no byte."""
+        prepared, answer = self.prepared, self._answer
+        if prepared is None or self._pending is not None or (answer is not None and answer.begun):
+            return False
+        if self._path.draining:  # the proxy goes, and what waits goes with it
+            return False
+        if not climb.steps_down(error, is_sent=self.is_sent, is_ready=bool(self.queued_at), slot=self._slot):
+            return False
+        self._begin_anew(prepared, climb)
+        return True
+
+    def _steps_from(self, answer: Answer, data: bytes) -> bool:
+        """Whether it goes on to the next rung of its task instead of relaying its server's error."""
+        prepared, climb = self.prepared, self._climb
+        if prepared is None or climb is None or answer.begun or not climb.steps_from(answer.status, answer.told(data)):
+            return False
+        self._cost = NOTHING
+        self._begin_anew(prepared, climb)
+        return True
+
+    def _begin_anew(self, prepared: Prepared, climb: Climb) -> None:
+        """Gives back all that it had of one server, and reads the body again for the next rung."""
+        if self._upstream is not None:
+            self._upstream.cancel()
+            self._upstream = None
+        if self._answer is not None:
+            self._answer.end()
+            self._answer = None
+        if self._line is not None:
+            self._leave_line(prepared, time.monotonic(), self._cost.total)
+        if self._slot.suspects.one is not None:
+            self._slot.suspects.let_go(self)
+        self._backend, self.asked, self._cost = None, None, UNKNOWN
+        self.queued_at = self.sent_at = 0.0
+        self._first_at = None
+        self.deadline = self._limit_at = self._beat_at = NEVER
+        self._ends_at = self._budget_at
+        self.is_sent = self._had_turn = False
+        self.generation = 0
+        prepared.request.body = climb.body
+        self._5_what_is_asked(prepared)
 
     def on_gone(self) -> None:
         """The client left: everything it caused is cancelled."""
@@ -922,6 +1176,9 @@ class Exchange:
             self._pending = None
         if self._line is not None and prepared is not None:
             self._leave_line(prepared, now, self._cost.total)
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
         if self._slot.suspects.one is not None:
             self._slot.suspects.let_go(self)
         if gate is not None:
@@ -932,6 +1189,9 @@ class Exchange:
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
+        if (place := self._place) is not None:
+            self._place = None
+            place.end(whole=place.is_whole)
         if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
             self._path.registry.give_turns(turns)
         slot = self._slot
@@ -947,21 +1207,31 @@ class Exchange:
         prepared, slot, proxy = self.prepared, self._slot, self._path.settings.proxy
         if self.parked:
             self.parked = False
-            self.refuse(asleep(proxy.gate_wait_s, self._path.registry.wakes))
+            if self._climb is not None and now >= self._budget_at:
+                self._end_climb(self._climb, slot, now)
+            else:
+                self.refuse(asleep(proxy.gate_wait_s, self._path.registry.wakes))
         elif prepared is None:
             return
         elif self._first_at is None and now < self._limit_at:
             self._beat(prepared, now)
+        elif self._climb is not None and now >= self._budget_at:
+            self._end_climb(self._climb, slot, now)
         elif not self.sent_at and not slot.gate.is_closed:
             self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
         elif not self.sent_at and now >= slot.gate.until_for(self.queued_at):
             self.refuse(slot.gate.refusal(now, self.queued_at))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones
-            self._limit_at = slot.gate.until_for(self.queued_at)
+            self._limit_at = min(slot.gate.until_for(self.queued_at), self._budget_at)
             self.deadline = min(self._limit_at, self._beat_at)
         else:
             is_over, begun = now >= self._ends_at, self._first_at is not None
             self.refuse(timeout(proxy, is_over=is_over, is_blocked=self._blocked, has_begun=begun))
+
+    def _end_climb(self, climb: Climb, slot: Slot, now: float) -> None:
+        """The time that its task gives it is over: no other rung is tried."""
+        climb.is_over = True
+        self.refuse(budget_over(climb.task, slot.gate, now, is_sent=bool(self.sent_at)))
 
     def _beat(self, prepared: Prepared, now: float) -> None:
         """Sends a sign of life to a client that waits for a stream and asked for signs of life."""
@@ -975,7 +1245,9 @@ class Exchange:
     def _answer_here(self, prepared: Prepared) -> None:
         self._cost = NOTHING
         try:
-            said = own_answers.said_here(self._path, prepared.decided, self.asked)
+            said = own_answers.said_here(
+                self._path, prepared.decided, self.asked, "" if self._climb is None else self._climb.served
+            )
         except HiveError as error:
             self.refuse(error)
         else:
@@ -1015,10 +1287,20 @@ class Exchange:
             return self.prepared.decided.endpoint.dialect
         return endpoints.dialect_of(self._request.target if self._request is not None else b"")
 
+    @property
+    def _is_cache_off(self) -> bool:
+        """Whether its caller wants no cache used."""
+        prepared = self.prepared
+        return prepared is not None and prepared.decided.wishes.cache_mode is CacheMode.NONE
+
     def _own_fields(self) -> bytes:
         waited_s = self.sent_at - self.queued_at if self.sent_at else 0.0
         request_id = self.request_id.encode()
         fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (request_id, int(waited_s * 1000))
-        if self._dialect is Dialect.ANTHROPIC:  # where its clients look for it
+        if self._dialect is _ANTHROPIC:  # where its clients look for it
             fields += b"request-id: %b\r\n" % request_id
+        if self._climb is not None:
+            fields += self._climb.fields()
+        if self.asked is not None and self.asked.stream and self._is_cache_off:
+            fields += NO_REUSE  # of a stream nothing else can be known before its end
         return fields if self.asked is None else fields + self.asked.changes()

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from hive.domain import Band, CacheMode, is_name
 from hive.errors import BadRequest
+from hive.models.cache_epochs import cache_tag
 from hive.wire.http1 import Request
 
 MAX_CLIENT_ID = 80
 """Characters of a client's own request id that are recorded."""
-MAX_CACHE_TAG = 64
 HEARTBEAT_S = (1.0, 60.0)
 """A client may ask for a sign of life this often."""
 
@@ -66,9 +66,7 @@ def wishes_of(request: Request) -> Wishes:
     tenant = _field(request, b"x-tenant-id")
     if tenant and not is_name(tenant):
         raise BadRequest("X-Tenant-ID: a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -")
-    tag = _field(request, b"x-cache-tag")
-    if len(tag) > MAX_CACHE_TAG:
-        raise BadRequest(f"X-Cache-Tag has more than {MAX_CACHE_TAG} characters")
+    tag = cache_tag(_field(request, b"x-cache-tag"))
     try:
         band = Band(_field(request, b"x-priority") or Band.NORMAL)
     except ValueError:
@@ -79,6 +77,11 @@ def wishes_of(request: Request) -> Wishes:
         raise BadRequest("X-Cache-Mode is prefix, none or auto") from None
     wishes = Wishes(tenant, band, mode, tag)
     return NO_WISHES if wishes == NO_WISHES else wishes
+
+
+def is_local_only(request: Request) -> bool:
+    """Whether the request says itself that it is not to leave the box; whatever it says but `0` is yes."""
+    return any(name == b"x-hive-local-only" and value.strip() != b"0" for name, value in request.fields)
 
 
 def heartbeat_of(request: Request, default_s: float) -> float:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl
 
+from hive.endpoints.endpoints import KEPT_PREFIX, Keeps
+from hive.endpoints.lists import OwnAnswer
+from hive.endpoints.pages import MOST_PARAMETERS
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.proxy.datapath import DataPath
-from hive.proxy.endpoints import KEPT_PREFIX, Keeps
-from hive.proxy.lists import OwnAnswer
-from hive.proxy.pages import MOST_PARAMETERS
 from hive.proxy.registry import AgentEntry
 from hive.store.response_items import ID_MAX, PAGE_MOST, PAGE_USUAL, ItemPage
 

@@ -25,15 +25,16 @@ log = logging.getLogger("hive.proxy")
 BOUND = {
     "inference": frozenset({"vsock_port"}),
     "proxy": frozenset({"port", "ingress_port", "vsock"}),
+    "runner": frozenset({"port", "listen"}),
 }
 """Keys that say where the proxy listens: they wait for its restart."""
 READ = {
-    "inference": frozenset({"default_model", "token_tracking", "backend_limit_name"}),
+    "inference": frozenset({"default_model", "token_tracking", "backend_limit_name", "cloud"}),
     "pool": frozenset({"load_depth", "load_wait_s"}),
     **{
         section: frozenset(SECTIONS[section].__struct_fields__)
         for section in SECTIONS
-        if section == "proxy" or section.startswith("grammar_")
+        if section in ("proxy", "budget") or section.startswith("grammar_")
     },
 }
 """Keys the proxy reads at all; the others are the daemon's and the helper's."""
@@ -156,6 +157,7 @@ def changed(old: Settings, new: Settings) -> SettingChanges:
                 fate = changes.live
             fate.append(f"{section}.{key}")
     changes.live.extend(f"[tenant {name}]" for name in _differ(old.tenants, new.tenants))
+    changes.live.extend(f"[task {name}]" for name in _differ(old.tasks, new.tasks))
     changes.live.extend(f"[fields {target}]" for target in _differ(old.fields, new.fields))
     return changes
 

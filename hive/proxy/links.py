@@ -13,6 +13,7 @@ from functools import partial
 
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import DependencyDown, HiveError, NotFound
+from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
 from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
 from hive.link.helper import Listener as ListenerIs
@@ -43,22 +44,30 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.parking import UNPARK_S, AskSlotOf, ParkedIs, ParkedOver, UseParked
 from hive.link.pool import CloseSlotGate, LoadCharged, SlotCrashed, SlotIs, Slots
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
-from hive.link.usage import AgentsActive
+from hive.link.runner import RunnerTokens
+from hive.link.signed_loads import SignedLoads
+from hive.link.tasks import AskTasks
+from hive.link.usage import AgentsActive, AskSpent, SpentIs
+from hive.metering.usage_spool import UsageSpool
+from hive.models.cache_epochs import CacheEpochs
 from hive.proxy.api_wake import ApiWake, ToldAgent
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
 from hive.proxy.model_refresh import LOOK_S, Looking
+from hive.proxy.parked import restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
+from hive.proxy.runner import RunnerEntry
 from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import SwitchingGate
+from hive.proxy.task_routes import task_routes
 from hive.proxy.under_way import end_request, not_there, queue_now
-from hive.proxy.usage_spool import UsageSpool
 from hive.settings.table import Paths, Settings
 from hive.tasks import spawn
 from hive.wire.connection import Connection
@@ -68,6 +77,8 @@ log = logging.getLogger("hive.proxy")
 
 DIALLED_S = 5.0
 """The helper itself gives up sooner."""
+SPENT_S = 10.0
+"""The daemon adds it up in SQLite."""
 ACTIVE_S = 1.0
 """The agents that were active are told to the daemon this often."""
 SETTLE_S = 0.01
@@ -99,6 +110,7 @@ class ProxyLinks:
         self._active_due = False
         self._api = api
         self._loop = asyncio.get_running_loop()
+        self.runner = RunnerEntry(lambda: self._daemon.link)
         self._settling: set[str] = set()
         self._seldom = Seldom()
 
@@ -136,12 +148,22 @@ class ProxyLinks:
             self._paths.sandbox_socket, name="helper", on_link=self._helper_here, on_message=self._from_helper
         )
         self._loop.call_later(UNHEARD_S, self._serve_unheard)
+        path.budgets.ask = self._ask_spent
+        path.parked.ask = self._use_parked
         path.looking = Looking(self._look_for_models)
         path.stored = StoredResponses(lambda: self._daemon.link)
 
     async def _look_for_models(self) -> None:
         """Asks the daemon for new models; it sends them before its answer. Raises LinkLost, TimedOut."""
         await self._daemon.link.ask(AskModels(), Done, timeout_s=LOOK_S)
+
+    async def _use_parked(self, message: UseParked) -> None:
+        """Raises what kept it from that, LinkLost, TimedOut."""
+        await self._daemon.link.ask(message, Done, timeout_s=UNPARK_S)
+
+    async def _ask_spent(self, message: AskSpent) -> SpentIs:
+        """Raises LinkLost, TimedOut."""
+        return await self._daemon.link.ask(message, SpentIs, timeout_s=SPENT_S)
 
     @property
     def daemon_up(self) -> bool:
@@ -190,17 +212,32 @@ class ProxyLinks:
                 self._open_or_refuse(message)
             case AgentIs(row=row):
                 self.registry.learn(row)
+                self._path.budgets.changed()
             case AgentGone(agent=agent):
                 self.registry.forget(agent)
                 self._active.pop(agent, None)
+                self._path.budgets.changed()
             case DaemonTable():
                 self._learn_all(message)
             case BackendChanged(backend=backend, models=models):
                 self._path.use_backend(backend, models)
             case RuntimeSettings(values=values):
                 self._on_settings(values)
+            case UseCacheEpochs(numbers=numbers, fresh=fresh):
+                self.registry.use_epochs(CacheEpochs(numbers, fresh))
+                if reply is not None:
+                    reply(Done())
+            case AskSlotOf(agent=agent) if reply is not None:
+                found = slot_of(self._path.slots.all, agent)
+                reply(found if found is not None else failed(NotFound("no slot is that agent's")))
+            case ParkedIs():
+                self._path.parked.learn(message)
+            case ParkedOver():
+                restore_over(self._path.slots.all, message)
             case AskQueue() if reply is not None:
                 reply(queue_now(self.registry, now))
+            case AskTasks() if reply is not None:
+                self._tell_tasks(message, reply)
             case CancelRequest(id=request_id) if reply is not None:
                 reply(Done() if end_request(self.registry, request_id) else failed(NotFound(not_there(request_id))))
             case Prewarm() if reply is not None:
@@ -211,17 +248,32 @@ class ProxyLinks:
                 self._switching.open(message)
             case Slots() | SlotIs() | CloseSlotGate() | SlotCrashed() | LoadCharged():
                 self._slots.order(message, reply)
+            case SignedLoads():
+                self._path.signed.learn(message)
+            case RunnerTokens(tokens=tokens):
+                self.runner.learn(tokens)
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():
                 self._ingress.leave()
 
+    def _tell_tasks(self, asked: AskTasks, reply: LinkReply) -> None:
+        try:
+            reply(task_routes(self._path, asked, time.monotonic()))
+        except HiveError as error:
+            reply(failed(error))
+
     def _learn_all(self, table: DaemonTable) -> None:
         self._on_settings(table.runtime_settings)
+        # before there is a way to a server
+        self.registry.use_epochs(CacheEpochs(table.cache_epochs, table.cache_fresh))
+        self._path.signed.learn(table.signed)
+        self._path.parked.clear()
         self._switching.heard(table)
         self._slots.heard(table.slots)  # before the gates open for the requests that wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._active.pop(entry.row.id, None)
+        self._path.budgets.heard()
         self._usage.marks(table.marks)
         self._usage.attach(self._daemon.link.tell)
         self._tell_active()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hive import errors, exposition
 from hive.domain import WakeCause
+from hive.endpoints.endpoints import ENDPOINTS, ONE_MODEL
 from hive.exposition import Histogram, MetricKind, MetricRow, Values, written
-from hive.proxy.endpoints import ENDPOINTS, ONE_MODEL
 
 CONTENT_TYPE = exposition.CONTENT_TYPE.encode()
 PREFIX = "hive_proxy_"
@@ -44,8 +44,15 @@ TABLE: tuple[MetricRow, ...] = (
         "Tokens of ended requests, `in` and `out`, as far as known.",
     ),
     MetricRow("refusals", MetricKind.COUNTER, ("code",), "Requests Hive itself answered with an error, by its code."),
+    MetricRow("left_box", MetricKind.COUNTER, ("tenant",), "Requests that were sent to a server or model that is far."),
     MetricRow("cancels", MetricKind.COUNTER, ("state",), "Requests whose client left, by where they were then."),
     MetricRow("wakes", MetricKind.COUNTER, ("cause",), "Wakes of agents asked for by the proxy, by cause."),
+    MetricRow(
+        "task_steps",
+        MetricKind.COUNTER,
+        ("task", "from", "to", "why"),
+        "Requests for a task that went on to another rung, by the rungs and the reason.",
+    ),
     MetricRow("fields_dropped", MetricKind.COUNTER, (), "Fields taken out of request bodies."),
     MetricRow(
         "connections_refused", MetricKind.COUNTER, ("reason",), "Connections answered with 503 at once, by the reason."
@@ -153,6 +160,7 @@ class Metrics:
         self._wakes = _zeros(WakeCause)
         self._turned_away = _zeros(TURNED_AWAY)
         self._gave_way = _zeros(GAVE_WAY)
+        self._steps: dict[tuple[str, ...], int] = {}
         self._fields_dropped = self._reloads = self._reloads_failed = 0
         self._queue_wait = Histogram(SECONDS)
         self._lag = Histogram(LAG_SECONDS)
@@ -210,6 +218,11 @@ class Metrics:
     def dropped(self, count: int) -> None:
         """Counts fields that were taken out of a request's body."""
         self._fields_dropped += count
+
+    def stepped(self, task: str, before: str, after: str, why: str) -> None:
+        """A request for a task went from one rung to another; tasks and rungs are those of hive.conf, so few."""
+        key = task, before, after, why
+        self._steps[key] = self._steps.get(key, 0) + 1
 
     def woken(self, cause: str) -> None:
         """The daemon was asked to wake an agent."""
@@ -276,6 +289,7 @@ class Metrics:
             "wakes": _labelled(self._wakes),
             "connections_refused": _labelled(self._turned_away),
             "connections_displaced": _labelled(self._gave_way),
+            "task_steps": dict(self._steps),
             "fields_dropped": {(): self._fields_dropped},
             "config_reloads": {(): self._reloads},
             "config_reload_failed": {(): self._reloads_failed},

@@ -12,29 +12,29 @@ import time
 from hive.bodies.body import Asked
 from hive.dialects import ollama_loading
 from hive.domain import ModelInfo
+from hive.endpoints.endpoints import COUNT, PULL, Endpoint
+from hive.endpoints.lists import RUNNING, OwnAnswer, answer_any, estimated, found
 from hive.errors import HiveError, NotFound, Refusal
 from hive.proxy.datapath import DataPath, Decided
-from hive.proxy.endpoints import COUNT, PULL, Endpoint
-from hive.proxy.lists import RUNNING, OwnAnswer, answer_any, estimated, found
 from hive.proxy.refusals import no_backend
 
 LINES = b"application/x-ndjson"
 JSON = b"application/json; charset=utf-8"
 
 
-def said_here(path: DataPath, decided: Decided, asked: Asked | None) -> OwnAnswer:
+def said_here(path: DataPath, decided: Decided, asked: Asked | None, rung: str = "") -> OwnAnswer:
     """The answer to a request that Hive answers itself (`DataPath.answers`), or that is about loading a model. Raises
     NotFound, Refusal, Saturated."""
     endpoint = decided.endpoint
     if asked is not None and endpoint.name == COUNT:
         return estimated(asked.kept, asked.upstream)
-    models = path.routing.seen(endpoint, decided.caller)
+    models, caller = path.routing.seen(endpoint, decided.caller), path.routing.looker(decided.caller)
     if endpoint.target == RUNNING and path.slots.pooled:
         models = [model for model in models if path.slots.is_warm(model.name)]
     if asked is None or not (asked.loading or endpoint is PULL):
-        named = (asked.served or asked.model) if asked is not None else ""
-        return answer_any(endpoint, decided.target, models, decided.caller, named)
-    served, slot = path.slots.routed(asked.model, decided.caller)
+        named = asked.answering if asked is not None else ""
+        return answer_any(endpoint, decided.target, models, caller, named)
+    served, slot = path.slots.routed(rung or asked.model, decided.caller)
     if slot.pool is None:
         raise slot.why_no_way or no_backend()
     return loaded(endpoint, asked, served, models, time.time())

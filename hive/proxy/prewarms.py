@@ -20,14 +20,14 @@ import msgspec
 from hive.backends.kinds import spec_of
 from hive.bodies.body import Asked
 from hive.domain import Band, Caller
+from hive.endpoints import endpoints
+from hive.endpoints.endpoints import Endpoint
 from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
 from hive.link.link import LinkReply, failed
 from hive.link.prompts import Prewarm, Prewarmed
+from hive.metering.cost import UNKNOWN, TokenCost, cost_of
 from hive.models.salts import is_kept
-from hive.proxy import endpoints
-from hive.proxy.cost import UNKNOWN, TokenCost, cost_of
 from hive.proxy.datapath import DataPath, Decided
-from hive.proxy.endpoints import Endpoint
 from hive.proxy.forward import Exchange, Prepared
 from hive.proxy.identity import Wishes
 from hive.proxy.registry import AgentEntry
@@ -84,17 +84,19 @@ class Ahead(Exchange):
 
     def _decide(self, request: Request) -> Prepared:
         entry = self._stand_in
+        endpoint = self._2_may_be_asked(request)
         decided = Decided(
             fields=request.fields,
             generation=self._path.registry.generation,
             target=request.target,
-            endpoint=self._2_may_be_asked(request),
+            endpoint=endpoint,
             caller=entry.caller,
             tenant=entry.tenant,
             flow=entry.flow,
             wishes=LAST,
             heartbeat_s=0.0,
             client_id=None,
+            opening=self._path.opening(entry, endpoint),
         )
         return Prepared(request, entry, decided)
 
@@ -113,6 +115,8 @@ class Ahead(Exchange):
         if slot.name and slot.gate.is_closed:
             raise not_for_it(slot)
         why = self._path.routing.where.why_far(served)
+        if not why and slot.backend is not None and slot.is_far(slot.backend, served):
+            why = "its server is on another machine"
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
         return served, slot
@@ -120,7 +124,7 @@ class Ahead(Exchange):
     def _on_asked(self, asked: Asked | HiveError) -> None:
         super()._on_asked(asked)
         if self.asked is not None:
-            self._outcome.model = self.asked.served or self.asked.model
+            self._outcome.model = self.asked.answering
 
     def _10_meter(self, now: float, *, cut: bool, status: int = 0, then: Callable[[], None] | None = None) -> bool:
         answer = self._answer

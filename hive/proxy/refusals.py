@@ -10,14 +10,17 @@ from hive.errors import (
     AgentAsleep,
     BackendTimeout,
     HiveError,
+    ModelCold,
     QueueFull,
     RequestTimeout,
     Saturated,
     TooManyRequests,
 )
+from hive.pool.ladder import Task
 from hive.proxy.registry import Queue
 from hive.queue.limits import SlidingWindow
 from hive.queue.queue import Flow
+from hive.queue.slot_gate import SlotGate
 from hive.queue.tenants import Tenant
 from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
@@ -103,6 +106,20 @@ def timeout(settings: ProxySettings, *, is_over: bool, is_blocked: bool, has_beg
     if not has_begun:
         return BackendTimeout(f"the backend sent nothing for {settings.first_byte_s:g} s")
     return BackendTimeout(f"the backend stalled for {settings.between_bytes_s:g} s")
+
+
+def budget_over(task: Task, gate: SlotGate, now: float, *, is_sent: bool) -> HiveError:
+    """503 or 504: the time that the task gives a request is over. `is_sent`: its server had it.
+
+    >>> budget_over(Task("plan", ("m",), budget_s=90.0), SlotGate(), 0.0, is_sent=True).message
+    'the request took longer than the 90 s of the task plan'
+    """
+    why = f"the request took longer than the {task.budget_s:g} s of the task {task.name}"
+    if is_sent:
+        return BackendTimeout(why)
+    if gate.is_cold:
+        return ModelCold(why, retry_after_s=gate.refusal(now).retry_after_s)
+    return Saturated(why, retry_after_s=5)
 
 
 def answer_error(

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.errors import AgentAsleep
 from hive.link.messages import Activity, AgentRow
-from hive.proxy.connection_shares import ConnectionHolder
+from hive.models.cache_epochs import CacheEpochs
 from hive.queue.body_budget import BodyShare
+from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.gate import Gate, GateState, WakeCaller
 from hive.queue.limits import SlidingWindow, window_of
 from hive.queue.queue import FairQueue, FairShares, Flow, QueueView, joined
@@ -55,7 +56,8 @@ class AgentEntry:
     `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
     `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
     `callers_bodies`: the part of the budget that its own requests and its callers' hold. `plans`: the plans for its
-    bodies by slot and endpoint (of the data path, kept here because they are the agent's).
+    bodies by slot and endpoint (of the data path, kept here because they are the agent's). `prompts_of`: the agent
+    whose prompts it sends, another one for a prompt that is read ahead.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class AgentEntry:
         "listeners",
         "model",
         "plans",
+        "prompts_of",
         "row",
         "tenant",
         "usual_tokens_out",
@@ -86,6 +89,7 @@ class AgentEntry:
         self.usual_tokens_out = 128.0
         self.bodies = BodyShare(tenant.bodies, is_tenants=row.id == OPERATOR)
         self.callers_bodies = BodyShare(tenant.bodies, of=self.bodies)
+        self.prompts_of = row.id
         self.learn(row, tenant)
 
     def __repr__(self) -> str:
@@ -149,7 +153,7 @@ class Registry:
     def __init__(self, daemon: WakeCaller, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
         self._daemon = daemon
         self._settings = settings
-        self.tenants = Tenants(tenants)
+        self.tenants = Tenants(tenants, rate_limit=settings.tenant_rate_limit)
         self.shares: FairShares[Turning] = FairShares()
         self.queue: Queue = FairQueue(self.shares, depth=settings.queue_depth)
         """The line before the one backend there is."""
@@ -167,8 +171,14 @@ class Registry:
         self._by_cid: dict[int, AgentEntry] = {}
         self.generation = 0
         """Grows with every change that makes earlier decisions about a request invalid."""
+        self.has_budgets = False
+        """True if anybody has a budget of tokens: then usage is asked for, whatever is written down of it."""
         self._groups: Counter[str] = Counter()
         """The number of agents by the group that shares a prefix cache."""
+        self._operators_groups: set[str] = set()
+        """The groups that operators have asked for, two at most: whether there are several is all that matters."""
+        self.epochs = CacheEpochs()
+        """Epochs that flushes have raised; another object with every word of the daemon on them."""
         self.vsock_listener: SocketListener | None = None
         """The one listener of all guests that are known by their context id."""
         self.heard = False
@@ -262,7 +272,7 @@ class Registry:
         """The configuration was read again: limits of agents and tenants are these from now on."""
         self.generation += 1
         self._settings = settings
-        self.tenants.use(tenants)
+        self.tenants.use(tenants, rate_limit=settings.tenant_rate_limit)
         for queue in self.shares.queues.values():
             queue.depth = settings.queue_depth
         for entry in [*self.by_id.values(), self.operator]:
@@ -271,6 +281,11 @@ class Registry:
             entry.learn(entry.row, self.tenants.of(entry.row.tenant))
             self._update_queue(entry)
         self._groups = Counter(entry.tenant.cache_group for entry in self.by_id.values())
+
+    def use_epochs(self, epochs: CacheEpochs) -> None:
+        """No request is sent from now on that was read with earlier ones (`Exchange._8_ask_backend`)."""
+        self.epochs = epochs
+        self.generation += 1
 
     def on_behalf_of(self, tenant_name: str) -> tuple[Caller, Tenant, Flow]:
         """The operator where it asks for a tenant: its limits, its models, its position in the queue."""
@@ -291,6 +306,7 @@ class Registry:
         tenant = self.tenants.of(row.tenant)
         flow = self.shares.flow(f"{PREWARM} {tenant.name}", tenant.name, limit=1, weight=tenant.weight)
         found = AgentEntry(row, Gate(PREWARM, self, parked_max=0), flow, tenant, self._settings)
+        found.prompts_of = agent
         self.stand_ins.append(found)
         return found
 
@@ -306,8 +322,15 @@ class Registry:
         return {agent: known[agent].activity(now) for agent in named}
 
     def cache_groups(self) -> int:
-        """The number of groups that share a prefix cache, over all agents."""
-        return len(self._groups)
+        """The number of groups that share a prefix cache: those of all agents, or 2 where an operator asked for another
+        one beside a single one."""
+        return max(len(self._groups), min(2, len(self._groups.keys() | self._operators_groups)))
+
+    def note_operators_group(self, group: str) -> None:
+        """An operator asks for a tenant: its prompts are one more group's, also where no agent is that tenant's."""
+        if group not in self._groups and group not in self._operators_groups and len(self._operators_groups) < 2:
+            self._operators_groups.add(group)
+            self.generation += 1
 
     def _count(self, entry: AgentEntry, by: int) -> None:
         group = entry.tenant.cache_group
@@ -336,6 +359,11 @@ class Registry:
         if digest == self.internal_digest:
             return self.operator
         return self._by_model_digest.get(digest)
+
+    @staticmethod
+    def digest_of(token: bytes) -> str:
+        """The digest by which a token is known."""
+        return hashlib.sha256(token).hexdigest()
 
     def by_cid(self, cid: int) -> AgentEntry | None:
         """The agent whose guest has this AF_VSOCK context id."""

@@ -25,10 +25,10 @@ from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
 from hive.link.server import bind_private
+from hive.metering.usage_spool import UsageSpool
 from hive.proxy.admin import Admin, AdminSocket
 from hive.proxy.api_wake import api_wake
 from hive.proxy.connection_limits import Seldom, connections_allowed, turn_away
-from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
@@ -36,9 +36,10 @@ from hive.proxy.life import Load, live
 from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
 from hive.proxy.registry import UNHEARD_S, AgentEntry
+from hive.proxy.runner import RunnerExchange
 from hive.proxy.slot import Slot
 from hive.proxy.under_way import models_in_use
-from hive.proxy.usage_spool import UsageSpool
+from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.queue import QueueView
 from hive.settings.runtime import with_runtime
 from hive.settings.table import Paths, Settings
@@ -56,7 +57,7 @@ FRESH_S = 0.5
 """A connection accepted less than this before the drain may be about to ask its first question."""
 FLUSH_S = 1.0
 """Time for the last words of a drain to reach clients that read."""
-HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX}
+HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX, "runner": UNIX}
 """Names of sockets systemd may hand over."""
 Handed = Mapping[str, list[socket.socket]]
 
@@ -123,10 +124,10 @@ class ProxyServer:
         self._desk = AdminSocket(
             Admin(self.metrics, not_ready=self._not_ready, queue=self._told_of_queue), self._deadlines
         )
-        self._admin_inode = 0
+        self._admin_inode = self._runner_inode = 0
         self._seldom = Seldom()
         self._on_ready: Callable[[], None] | None = None
-        self.port = self.ingress_port = 0
+        self.port = self.ingress_port = self.runner_port = 0
         self._follow(settings)
         self._tell_metrics()
 
@@ -142,6 +143,7 @@ class ProxyServer:
         self._listen_admin()
         self.port = self._listen("model", self._ports[0], self._model_connection)
         self.ingress_port = self._listen("ingress", self._ports[1], self._ingress_connection)
+        self._listen_runner()
         self._listen_vsock()
         self._readers.start()
         spawn(self._usage.run(), name="usage log")
@@ -181,6 +183,9 @@ class ProxyServer:
             door.sock.close()
         self._listening.clear()
         self._doors.clear()
+        with contextlib.suppress(OSError):
+            if self._runner_inode == self._paths.runner_socket.stat().st_ino:
+                self._paths.runner_socket.unlink()
         self._links.stop_listening()
 
     async def _drained(self, begun_at: float, within_s: float, hurry: asyncio.Event) -> None:
@@ -251,7 +256,8 @@ class ProxyServer:
             if isinstance(listener, VsockListener):
                 self.registry.vsock_listener = listener
         self._doors.clear()
-        log.info("proxy_ready port=%d ingress_port=%d epoch=%s", self.port, self.ingress_port, self.epoch)
+        ports = self.port, self.ingress_port, self.runner_port
+        log.info("proxy_ready port=%d ingress_port=%d runner_port=%d epoch=%s", *ports, self.epoch)
         self._on_ready()
         self._on_ready = None
 
@@ -294,6 +300,7 @@ class ProxyServer:
         read("request_body_bytes_limit", lambda: path.budget.limit)
         read("usage_backlog", lambda: self._usage.waiting)
         read("usage_lost", lambda: self._usage.lost)
+        read("left_box", lambda: path.cloud_guard.left)
         read("responses_not_kept", lambda: 0 if path.stored is None else path.stored.dropped)
         read("daemon_up", lambda: self._links.daemon_up)
         read("draining", lambda: path.draining)
@@ -323,8 +330,8 @@ class ProxyServer:
         self._doors += [BoundListener(sock, partial(SocketListener, make=make), ours=not handed) for sock in socks]
         return int(socks[0].getsockname()[1])
 
-    def _bind(self, port: int, name: str) -> socket.socket:
-        address, label = self.settings.proxy.listen, "the model" if name == "model" else name
+    def _bind(self, port: int, name: str, address: str = "") -> socket.socket:
+        address, label = address or self.settings.proxy.listen, "the model" if name == "model" else name
         try:
             return listen_tcp(port, move=self._move, address=address)
         except OSError as error:
@@ -340,12 +347,31 @@ class ProxyServer:
             BoundListener(sock, partial(VsockListener, make=self._guest_connection), ours=not handed) for sock in socks
         ]
 
+    def _listen_runner(self) -> None:
+        """The runner's unix socket, and its TCP port where there is to be one."""
+        path, wanted = self._paths.runner_socket, self.settings.runner
+        handed = self._handed.get("runner")
+        make = partial(SocketListener, make=self._runner_connection)
+        try:
+            socks = handed or [bind_private(path, takes_files=False)]
+            self._runner_inode = 0 if handed else path.stat().st_ino
+        except OSError as error:
+            raise DependencyDown(
+                f"the runner's socket {path} cannot be made: {error.strerror}",
+                hint="the runtime directory must be this user's, or systemd hands over a socket named runner",
+            ) from error
+        self._doors += [BoundListener(sock, make, ours=not handed) for sock in socks]
+        if wanted.port:
+            sock = self._bind(wanted.port, "runner", wanted.listen)
+            self.runner_port = int(sock.getsockname()[1])
+            self._doors.append(BoundListener(sock, make, ours=True))
+
     def _listen_admin(self) -> None:
         path = self._paths.admin_socket
         socks = self._handed.get("admin")
         if socks is None:
             try:
-                socks = [bind_private(path)]
+                socks = [bind_private(path, takes_files=False)]
                 self._admin_inode = path.stat().st_ino
             except OSError as error:
                 raise DependencyDown(
@@ -371,6 +397,10 @@ class ProxyServer:
     def _ingress_connection(self, sock: socket.socket) -> wire.Connection | None:
         strangers = self.path.shares.strangers[1]
         return self._connect(sock, partial(IngressExchange, self.ingress), strangers, self._callers_half_open)
+
+    def _runner_connection(self, sock: socket.socket) -> wire.Connection | None:
+        open_exchange = partial(RunnerExchange, self.path, self._links.runner)
+        return self._connect(sock, open_exchange, self.path.shares.strangers[0])
 
     def _guest_connection(self, sock: socket.socket) -> wire.Connection | None:
         """Over AF_VSOCK the kernel says from which virtual machine; one that is no agent is hung up on."""

@@ -5,25 +5,28 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
-from hive.domain import BackendInfo, Band, CacheMode, ModelInfo, origin_of
+from hive.domain import BackendInfo, BackendKind, Band, CacheMode, ModelInfo, origin_of
+from hive.endpoints.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
 from hive.errors import DependencyDown, HiveError, NotSupported
-from hive.host.access import access_of, context
+from hive.host.access import NO_ACCESS, RemoteAccess, access_of, access_of_model, context
+from hive.metering.metering import asks_usage
+from hive.models.cache_epochs import SHARED, FlushedBy
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
-from hive.models.whereabouts import NOWHERE, Whereabouts
-from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
+from hive.models.whereabouts import NOWHERE, Whereabouts, is_elsewhere
+from hive.proxy.id_slots import IdSlots
 from hive.proxy.identity import Wishes
-from hive.proxy.metering import asks_usage
 from hive.proxy.registry import Queue, Registry
 from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
+from hive.settings.pool import slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.dial import Tls
@@ -44,6 +47,15 @@ class GivesWay(Protocol):
     def gate_closed(self) -> None:
         """Ends it: it is no reason to load a model, or to keep one."""
         ...
+
+
+class ModelWish(NamedTuple):
+    """An agent's task prefers this model and took another one, as it is not loaded. Times are monotonic."""
+
+    tenant: str
+    agent: str
+    since: float
+    until: float
 
 
 class Slot:
@@ -72,6 +84,8 @@ class Slot:
         self._replaced: list[Pool] = []
         """Earlier pools with requests that have not ended."""
         self.way = NO_WAY
+        self.may_leave = False
+        """True if requests to it may leave the box: its server is elsewhere, or sends some of them on."""
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
         self.ahead: dict[GivesWay, None] = {}
@@ -80,6 +94,14 @@ class Slot:
         """Requests that went to its server since that was told last (`FlowReports`)."""
         self.band = Band.NORMAL
         """Of the newest of them."""
+        self.load_s = 0.0
+        """A load of its model takes so long; 0 where that is not known."""
+        self.keep_s = 0.0
+        """Of the requests counted in `begun`: the longest time that a task wants the model kept after its answer."""
+        self.wish: ModelWish | None = None
+        """The newest request that would have gone here, had the model been loaded."""
+        self.id_slots: IdSlots | None = None
+        """The table of its server's slots, where Hive names one for each request."""
         self.moved_at = 0.0
         """The last time that an answer of its server began or ended, on the monotonic clock."""
         self._registry = registry
@@ -112,11 +134,32 @@ class Slot:
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
+        address = "" if backend is None else backend.address
+        self.may_leave = bool(address) and (is_elsewhere(address) or self.where.can_be_far)
         was_here = backend is not None and before is not None and _address_of(backend) == _address_of(before)
         if is_new or not was_here or not self.where.keeps(where_before):
             self.version += 1
             self._renew_pool()
+        self._name_slots(is_new=is_new or not was_here)
         self.changes += 1
+
+    def _name_slots(self, *, is_new: bool) -> None:
+        count, table = 0 if self.backend is None else self.backend.id_slots, self.id_slots
+        if is_new or (table is None and count) or (table is not None and len(table.slots) != count):
+            self.id_slots = IdSlots(count) if count else None
+        elif table is not None and self.backend is not None and not self.backend.up:
+            table.forget()  # it may be another process when it is back
+
+    def takes_slot(self, target: str) -> bool:
+        """Whether a request to it at this path may name its slot."""
+        return self.backend is not None and target in spec_of(self.backend.kind).requests.takes_slot
+
+    def keeps(self, wishes: Wishes) -> bool:
+        """Whether its server is to keep the prompt of a request with these wishes, and to use what it kept."""
+        registry = self._registry
+        if wishes.cache_mode is CacheMode.NONE or self.name in registry.epochs.fresh:
+            return False
+        return not self._settings.proxy.cache_isolation or not (wishes.cache_tag or registry.cache_groups() > 1)
 
     def _renew_pool(self) -> None:
         if self.pool is not None:
@@ -141,12 +184,22 @@ class Slot:
 
     def _found_way(self, backend: BackendInfo) -> bool:
         try:
-            self.way, self.why_no_way = way_to(backend, self._settings.inference, os.environ), None
+            self.way, self.why_no_way = way_to(backend, self._settings.inference, os.environ, self._own_access()), None
         except HiveError as error:
             log.error("backend_not_usable address=%s error=%s", backend.address, error.message)
             why = "the key or the certificates for the backend cannot be read"  # from where is not the agents' to know
             self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
         return self.why_no_way is None
+
+    def _own_access(self) -> RemoteAccess | None:
+        """The access to the server of a remote model of the pool; None for the active backend."""
+        if not self.name:
+            return None
+        models = self._settings.models.items()
+        row = next(
+            (row for name, row in models if slot_id(name) == self.name and row.backend == BackendKind.REMOTE), None
+        )
+        return NO_ACCESS if row is None else access_of_model(row)
 
     def give_places(self) -> None:
         """Gives the line as many places as the server has; none behind a closed gate, so that every request keeps its
@@ -196,6 +249,13 @@ class Slot:
             if one.give_way():
                 return
 
+    def is_far(self, backend: BackendInfo, model: str) -> bool:
+        """Whether a request for this model leaves the box; `backend`: the server of this slot that was asked. One that
+        names no model (a list) is answered by the server itself."""
+        if is_elsewhere(backend.address):
+            return True
+        return bool(model) and self.where.can_be_far and not self.where.is_near(model)
+
     # what it offers, and wants ----------------------------------------------------------------------------------------
 
     def answers(self, endpoint: Endpoint) -> bool:
@@ -225,10 +285,14 @@ class Slot:
 
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """The row by which it is asked. It is another than the client's also if only that keeps the prompts of tenants
-        apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before."""
+        apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before; and if
+        only that keeps away from what was flushed, or can name a slot."""
         asked = _row_at(backend, endpoint)
-        mixes = endpoint.needs_place and not spec_of(backend.kind).can_keep_apart(endpoint.name)
-        if asked is endpoint and mixes and self._settings.proxy.cache_isolation and self._registry.cache_groups() > 1:
+        spec, registry = spec_of(backend.kind), self._registry
+        mixes = endpoint.needs_place and not spec.can_keep_apart(endpoint.name)
+        several = self._settings.proxy.cache_isolation and registry.cache_groups() > 1
+        flushed = self.name in registry.epochs.fresh or (spec.flushed_by is FlushedBy.SALT and registry.epochs.numbers)
+        if asked is endpoint and mixes and (several or flushed or self.id_slots is not None):
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
 
@@ -242,14 +306,18 @@ class Slot:
         target = asked.name
         inject = said.priority_fields(target, wishes.band) if backend.priority else ()
         inject += said.pooled_fields(target) if self.name else ()
-        alone = wishes.cache_mode is CacheMode.NONE
+        alone, epochs = wishes.cache_mode is CacheMode.NONE, self._registry.epochs
+        fresh = self.name in epochs.fresh
         if alone or self._settings.proxy.cache_isolation:
             group = f"request {request_id}" if alone else tenant.cache_group
-            apart = alone or bool(wishes.cache_tag) or self._registry.cache_groups() > 1
-            inject += said.cache_fields(target, group, wishes.cache_tag, apart)
+            apart = fresh or alone or bool(wishes.cache_tag) or self._registry.cache_groups() > 1
+            flushed = epochs.parts(self.name, group, wishes.cache_tag)
+            inject += said.cache_fields(target, group, wishes.cache_tag, apart, flushed)
+        elif (flushed := epochs.parts(self.name, SHARED, "")) or fresh:
+            inject += said.cache_fields(target, SHARED, "", fresh, flushed)
         is_translated = asked is not endpoint
         return Want(
-            ask_usage=inference.token_tracking and asks_usage(asked, backend.kind),
+            ask_usage=(inference.token_tracking or self._registry.has_budgets) and asks_usage(asked, backend.kind),
             inject=inject,
             limit_absent=not said.short_completions or target != "/v1/completions",
             translate=endpoint.name if is_translated else "",
@@ -272,8 +340,10 @@ def _passed_over(backend: BackendInfo, endpoint: Endpoint, *, is_translated: boo
     return spec_of(backend.kind).requests.passed_over.get(endpoint.name, ())
 
 
-def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, str]) -> UpstreamWay:
-    """The way to this backend; files of `inference` are read now.
+def way_to(
+    backend: BackendInfo, inference: InferenceSection, env: Mapping[str, str], own: RemoteAccess | None = None
+) -> UpstreamWay:
+    """The way to this backend; files of `inference` are read now. `own`: its access, where that is its own.
 
     Raises ConfigError, NotPermitted if the key or the authorities cannot be read.
 
@@ -284,7 +354,7 @@ def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, 
     is_remote = spec_of(backend.kind).is_remote
     if not origin.tls and not is_remote:
         return UpstreamWay(origin.dialled)
-    access = access_of(inference, env).shown_to(backend.address, may_ask=is_remote)
+    access = (access_of(inference, env) if own is None else own).shown_to(backend.address, may_ask=is_remote)
     # Local servers are asked as localhost, as Ollama refuses other names; this one may be anywhere.
     is_plain = "://" not in backend.address and not origin.dialled.startswith("/")
     fields = b"host: %b\r\n" % (origin.dialled if is_plain else origin.host).encode()

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from hive.domain import Band
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
@@ -80,6 +82,8 @@ class FlowReports:
         """Slots that are named in the next message, whatever there is to tell."""
         self._heard: dict[Exchange, tuple[int, float]] = {}
         """The data events of each answer under way, and when they were last seen to be more."""
+        self._keeps: dict[str, float] = {}
+        """The time for which tasks want each slot kept, by the message before."""
         self._due: asyncio.TimerHandle | None = None
         path.on_begun = self.begun
 
@@ -131,6 +135,8 @@ class FlowReports:
         for slot in self._path.slots.pooled.values():
             there = [request for one in slot.line.owners if (request := self._request(one, slot, known, now))]
             flow = flow_of(there, now, moved_at=slot.moved_at, begun=slot.begun, band=slot.band)
+            if keep_s := self._keep_s(slot):
+                flow = msgspec.structs.replace(flow, keep_s=keep_s)
             if flow.in_flight or flow.begun or slot.name in named:
                 told[slot.name] = flow
         for name in named - told.keys():  # it was taken out
@@ -142,9 +148,17 @@ class FlowReports:
         self._owed.clear()
         self._told = {name for name, flow in told.items() if flow.in_flight or flow.begun}
         for slot in self._path.slots.pooled.values():
-            slot.begun = 0
+            slot.begun, slot.keep_s = 0, 0.0
         if self._told:
             self._tell_in(EACH_S)
+
+    def _keep_s(self, slot: Slot) -> float:
+        """Of the requests that are there, have been since the last message, or were there at that."""
+        here = [one.keep_s for one in slot.line.owners if isinstance(one, Exchange)] if self._path.tasks.names else []
+        now_s, before_s = max(here, default=0.0), self._keeps.pop(slot.name, 0.0)
+        if now_s := max(now_s, slot.keep_s):
+            self._keeps[slot.name] = now_s
+        return max(now_s, before_s)
 
     def _request(
         self, one: object, slot: Slot, known: dict[Exchange, tuple[int, float]], now: float

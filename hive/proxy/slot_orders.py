@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from hive.backends.kinds import spec_of
+from hive.domain import Band
 from hive.errors import HiveError, LinkLost
 from hive.link.link import LinkReply
 from hive.link.message import LinkMessage
@@ -64,6 +66,7 @@ class SlotOrders:
         self._due: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
         self._alone: asyncio.TimerHandle | None = None
+        self._wishes_due: asyncio.TimerHandle | None = None
         self._blamed: dict[str, tuple[int, CrashBlame]] = {}
         """The answer about the last crash of each slot, and the generation that crashed."""
         path.on_demand = self.changed
@@ -129,7 +132,7 @@ class SlotOrders:
         """Refuses the requests that would wait in vain, by what is known now."""
         now = time.monotonic()
         for exchange in waiting_for(self._path.registry, slot) if slot.gate.is_cold else ():
-            if (in_vain := slot.gate.why_in_vain(now, exchange.queued_at)) is not None:
+            if (in_vain := exchange.why_in_vain(now)) is not None:
                 exchange.refuse(in_vain)
 
     def _close(self, message: CloseSlotGate, reply: LinkReply) -> None:
@@ -164,6 +167,8 @@ class SlotOrders:
     def lost(self, slot: Slot) -> None:
         """Nothing listens at the slot's address. Its requests wait, and the daemon hears that they do; a server that
         is there after all is asked again."""
+        if slot.backend is not None and spec_of(slot.backend.kind).is_remote:
+            return  # it is nobody's here to start again, and is not knocked at: the request ends with what happened
         log.warning("slot_lost id=%s generation=%d", slot.name, slot.generation)
         slot.close(Cold(slot.model, self._path.settings.pool.load_wait_s, is_lost=True))
         self.changed(slot)
@@ -226,7 +231,7 @@ class SlotOrders:
 
     def changed(self, slot: Slot) -> None:
         """A request began to wait for a closed slot, or waits no more."""
-        if self._due is None and (slot.line.waiting or slot.name in self._told):
+        if self._due is None and (slot.line.waiting or slot.wish is not None or slot.name in self._told):
             loop = asyncio.get_running_loop()
             self._due = loop.call_at(max(loop.time() + FIRST_S, self._told_at + TELL_S), self._tell_demands)
 
@@ -240,7 +245,7 @@ class SlotOrders:
         self._told_at = asyncio.get_running_loop().time()
         now = time.monotonic()
         found = {slot.name: slot for slot in self._path.slots.pooled.values() if slot.gate.is_cold}
-        waiting = {name: slot for name, slot in found.items() if slot.line.waiting}
+        waiting = {name: slot for name, slot in found.items() if slot.line.waiting or self._wished(slot, now)}
         told = {name: self._demand(slot, now) for name, slot in waiting.items()}
         gone = {name: self._no_demand(name) for name in self._told - told.keys()}
         self._told = set(told)
@@ -252,6 +257,19 @@ class SlotOrders:
             self._tell(SlotDemands(slots=told | gone))
         except LinkLost:
             self._told.clear()  # the next daemon is told all
+
+    def _wished(self, slot: Slot, now: float) -> bool:
+        """Whether a task would rather have this slot. That is looked at again when it is over."""
+        if slot.wish is not None and now >= slot.wish.until:
+            slot.wish = None
+        if slot.wish is not None and self._wishes_due is None:
+            loop = asyncio.get_running_loop()
+            self._wishes_due = loop.call_later(slot.wish.until - now + FIRST_S, self._wishes_end)
+        return slot.wish is not None
+
+    def _wishes_end(self) -> None:
+        self._wishes_due = None
+        self._tell_demands()
 
     def _no_demand(self, name: str) -> SlotDemand:
         slot = self._path.slots.pooled.get(name)
@@ -270,7 +288,10 @@ class SlotOrders:
             for exchange in requests[:TOLD_MAX]
             if (prepared := exchange.prepared) is not None
         ]
-        return SlotDemand(in_flight=slot.line.running, waiting=rows, more=max(0, len(requests) - len(rows)))
+        if (wish := slot.wish) is not None:
+            times = {"age_s": round(now - wish.since, 3), "left_s": round(wish.until - now, 3)}
+            rows.append(WaitingDemand(band=Band.LOW, tenant=wish.tenant, agent=wish.agent, **times))
+        return SlotDemand(in_flight=slot.line.running, waiting=rows, more=max(0, len(requests) - TOLD_MAX))
 
 
 class _Knock(asyncio.Protocol):

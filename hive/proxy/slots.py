@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hive.domain import BackendInfo, Caller, ModelInfo
+from hive.endpoints.endpoints import ANSWERED, Endpoint
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.link.pool import SlotRow
 from hive.models.names import spelled
 from hive.models.whereabouts import joined
-from hive.proxy.endpoints import ANSWERED, Endpoint
 from hive.proxy.model_routing import ModelRouting
 from hive.proxy.registry import Queue
 from hive.proxy.slot import Slot
@@ -74,7 +74,7 @@ class SlotTable:
             slot = self.pooled[row.id] = self._make(row.id, self._new_line())
         is_new = row.generation != slot.generation
         slot.generation = row.generation
-        slot.at_server = row.at_server
+        slot.at_server, slot.load_s = row.at_server, row.load_s
         slot.use(row.backend, row.models, is_new=is_new)
         if not row.is_open:
             slot.close(cold(row, now))
@@ -135,6 +135,8 @@ class SlotTable:
     def answers(self, slot: Slot, endpoint: Endpoint) -> bool:
         """Whether Hive answers this by itself, from its list of models or by an estimate. With a pool there is no one
         server that could answer what names no model, and a cold one is not loaded to describe its model."""
+        if not endpoint.can_be_hives:
+            return False
         if slot.answers(endpoint):
             return True
         return bool(self.pooled) and endpoint.name in ANSWERED and (not endpoint.body or slot.gate.is_cold)
@@ -174,7 +176,8 @@ def cold(row: SlotRow, now: float) -> Cold:
     >>> backend = BackendInfo(kind="llama", address="")
     >>> row = SlotRow(id="m-1", generation=1, is_open=False, backend=backend, models=[ModelInfo(name="m")], wait_s=9.0)
     >>> cold(row, now=1.0)
-    Cold(model='m', wait_s=9.0, ready_at=None, never='', is_lost=False)
+    Cold(model='m', wait_s=9.0, ready_at=None, never='', is_lost=False, unapproved=False)
     """
     name = row.models[0].name if row.models else row.id
-    return Cold(name, row.wait_s, None if row.ready_in_s is None else now + row.ready_in_s, row.never)
+    ready_at = None if row.ready_in_s is None else now + row.ready_in_s
+    return Cold(name, row.wait_s, ready_at, row.never, unapproved=row.unapproved)

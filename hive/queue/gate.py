@@ -24,6 +24,10 @@ class GateState(StrEnum):
     REFUSED = "refused"
 
 
+_OPEN = GateState.OPEN
+"""By a name of its own: an enum class looks for a member in Python, 0.4 µs each time (3.11)."""
+
+
 class Parked(Protocol):
     """A request before a closed gate. Exactly one of the two is called, once."""
 
@@ -135,7 +139,7 @@ class Gate:
             self.ingress += 1
         else:
             self.in_flight += 1
-        if self.state is GateState.OPEN:
+        if self.state is _OPEN:
             return True
         if self.state is GateState.REFUSED:
             raise AgentAsleep(f"the agent is {self.status}", retry_after_s=5)

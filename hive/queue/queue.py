@@ -331,6 +331,14 @@ class FairQueue(Generic[Waiter]):
         """
         flow.stand(self._line).give_credit(now, now)
 
+    def has_place(self, flow: Flow) -> bool:
+        """Whether a request of this agent would have a place at once."""
+        return flow.running < flow.limit and len(self._running) < self._places
+
+    def has_room(self, flow: Flow) -> bool:
+        """Whether a request of this agent would have a place or a position, as far as nobody has to yield."""
+        return self.has_place(flow) or self._of_tenant(flow).waiting < self.depth_now
+
     # figures ------------------------------------------------------------------------------------------------------
 
     def retry_after_s(self, flow: Flow, now: float) -> float:

@@ -7,9 +7,10 @@ request that finds no position in the line, whose wait cannot hold, or that has 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from hive.errors import BackendSwitching, ModelCold, Saturated
+from hive.errors import BackendSwitching, ModelCold, NotApproved, Saturated
 
 SWITCHED_S = 5.0
 """`Retry-After` where there is no room to wait: a llama-server is switched to within a second or two, vLLM in 30 s."""
@@ -30,8 +31,8 @@ class Cold(NamedTuple):
     """The model is not loaded. Each request waits for at most `wait_s` of its own.
 
     `ready_at`: when it is expected, on the monotonic clock; None if that cannot be said yet. `never`: why there is no
-    end to be seen, a clause; such a wait is refused at once. `is_lost`: nothing listens at its address any more, and
-    the daemon has not said so yet.
+    end to be seen, a clause; such a wait is refused at once, `unapproved`: for want of a signed order. `is_lost`:
+    nothing listens at its address any more, and the daemon has not said so yet.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Cold(NamedTuple):
     ready_at: float | None = None
     never: str = ""
     is_lost: bool = False
+    unapproved: bool = False
 
 
 class SlotGate:
@@ -55,10 +57,13 @@ class SlotGate:
     ('the model qwen3 is not loaded yet, and too many requests wait for it', 37.0)
     """
 
-    __slots__ = ("_reason",)
+    __slots__ = ("_reason", "is_closed", "is_cold")
 
     def __init__(self) -> None:
         self._reason: Switching | Cold | None = None
+        self.is_closed = False
+        self.is_cold = False
+        """True while it is closed because the model is not loaded, so that a request for it is a demand to load it."""
 
     def __repr__(self) -> str:
         match self._reason:
@@ -70,25 +75,23 @@ class SlotGate:
                 return f"<SlotGate closed, {model} is cold>"
 
     @property
-    def is_closed(self) -> bool:
-        return self._reason is not None
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether it is closed because the model is not loaded, so that a request for it is a demand to load it."""
-        return isinstance(self._reason, Cold)
-
-    @property
     def is_lost(self) -> bool:
         """Whether it is closed only because nothing listens there; the daemon's last word is that it is open."""
         return isinstance(self._reason, Cold) and self._reason.is_lost
 
+    @property
+    def reason(self) -> Switching | Cold | None:
+        """The reason that it is closed; None while it is open."""
+        return self._reason
+
     def close(self, reason: Switching | Cold) -> None:
         """Closes the gate. If it is closed already, waiting requests wait by the new reason."""
         self._reason = reason
+        self.is_closed, self.is_cold = True, isinstance(reason, Cold)
 
     def open(self) -> None:
         self._reason = None
+        self.is_closed = self.is_cold = False
 
     def until_for(self, since: float) -> float:
         """The end of the wait of a request that began to wait at `since`; 0 where the gate is open."""
@@ -100,25 +103,39 @@ class SlotGate:
             case Cold(wait_s=wait_s):
                 return since + wait_s
 
-    def why_in_vain(self, now: float, since: float | None = None) -> ModelCold | None:
-        """The refusal of a wait that cannot hold: of one that began at `since`, else of one that begins now."""
+    def why_in_vain(
+        self, now: float, since: float | None = None, by: float = math.inf
+    ) -> ModelCold | NotApproved | None:
+        """The refusal of a wait that cannot hold: of one that began at `since`, else of one that begins now. `by`: the
+        end of all that the request may take.
+
+        >>> gate = SlotGate()
+        >>> gate.close(Cold("qwen3", wait_s=300.0, ready_at=47.0))
+        >>> gate.why_in_vain(10.0, 5.0, by=30.0).message
+        'the model qwen3 is not loaded yet: it is expected in 37 s, and the request has 20 s left'
+        """
         reason = self._reason
         if not isinstance(reason, Cold):
             return None
         if reason.never:
-            return ModelCold(f"{_what(reason)}: {reason.never}", retry_after_s=_retry_after_s(reason, now))
+            return _never(reason, now)
         if reason.ready_at is not None and reason.ready_at > (now if since is None else since) + reason.wait_s:
             left_s = reason.ready_at - now
             why = f"it is expected in {left_s:.0f} s, and a request waits for at most {reason.wait_s:g} s"
             return ModelCold(f"{_what(reason)}: {why}", retry_after_s=_retry_after_s(reason, now))
+        if reason.ready_at is not None and reason.ready_at > by:
+            why = (
+                f"it is expected in {reason.ready_at - now:.0f} s, and the request has {max(0.0, by - now):.0f} s left"
+            )
+            return ModelCold(f"{_what(reason)}: {why}", retry_after_s=_retry_after_s(reason, now))
         return None
 
-    def refusal(self, now: float, since: float | None = None) -> Saturated:
+    def refusal(self, now: float, since: float | None = None) -> Saturated | NotApproved:
         """The refusal of a request that finds no position in the line, or that has waited until the end (`since`)."""
         reason = self._reason
         if isinstance(reason, Cold):
             if reason.never:
-                return ModelCold(f"{_what(reason)}: {reason.never}", retry_after_s=_retry_after_s(reason, now))
+                return _never(reason, now)
             waited = since is not None and now >= since + reason.wait_s
             why = f"it was not within {reason.wait_s:g} s" if waited else "too many requests wait for it"
             return ModelCold(f"{_what(reason)}, and {why}", retry_after_s=_retry_after_s(reason, now))
@@ -131,6 +148,17 @@ class SlotGate:
         if isinstance(reason, Cold):
             return ModelCold(f"the model {reason.model} gives way to another one, and this did not end in time")
         return BackendSwitching(f"{_what(reason)}, and this did not end in time", retry_after_s=SWITCHED_S)
+
+
+def _never(reason: Cold, now: float) -> ModelCold | NotApproved:
+    """The refusal of a wait without an end to be seen.
+
+    >>> _never(Cold("qwen3", 300.0, never="no signed load of it is on record", unapproved=True), 0.0).code
+    'model_not_approved'
+    """
+    if reason.unapproved:
+        return NotApproved(f"{_what(reason)}: {reason.never}")
+    return ModelCold(f"{_what(reason)}: {reason.never}", retry_after_s=_retry_after_s(reason, now))
 
 
 def _what(reason: Switching | Cold | None) -> str:

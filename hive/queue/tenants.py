@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from hive.models.routing import models_of
 from hive.models.salts import cache_group
 from hive.queue.body_budget import TenantBodies
@@ -21,9 +23,11 @@ _NO_ROW = TenantRow()
 
 
 class Tenant:
-    """A tenant, as its agents share it: limits, models, weight, and the group that shares a prefix cache."""
+    """A tenant, as its agents share it: limits, models, weight, and the group that shares a prefix cache.
 
-    __slots__ = ("bodies", "cache_group", "models", "name", "wakes", "weight", "window")
+    `cloud`: narrows how far its requests may go, empty for what the box says."""
+
+    __slots__ = ("bodies", "cache_group", "cloud", "models", "name", "wakes", "weight", "window")
 
     def __init__(self, name: str, row: TenantRow = _NO_ROW) -> None:
         self.name = name
@@ -40,6 +44,7 @@ class Tenant:
         self.weight = row.weight
         self.models = models_of(row.models)
         self.cache_group = cache_group(self.name, row.cache_group)
+        self.cloud = row.cloud
         limit = rate_of(row.rate_limit)
         self.window = None if limit is None else window_of(*limit, self.window)
 
@@ -50,10 +55,14 @@ class Tenants:
     >>> tenants = Tenants({"acme": TenantRow(rate_limit="100/min", weight=2)})
     >>> tenants.of("acme"), tenants.of("other")
     (<Tenant acme weight 2, <SlidingWindow 0/100 in 60 s>>, <Tenant other weight 1, None>)
+    >>> Tenants({"acme": TenantRow(weight=2)}, rate_limit="50/min").of("acme")
+    <Tenant acme weight 2, <SlidingWindow 0/50 in 60 s>>
     """
 
-    def __init__(self, rows: Mapping[str, TenantRow]) -> None:
+    def __init__(self, rows: Mapping[str, TenantRow], *, rate_limit: str = "") -> None:
+        """`rate_limit`: of each tenant that has none of its own."""
         self._rows = rows
+        self._rate_limit = rate_limit
         self._tenants: dict[str, Tenant] = {}
 
     def of(self, name: str) -> Tenant:
@@ -61,14 +70,18 @@ class Tenants:
         if tenant is None:
             if len(self._tenants) >= MAX_KEPT:
                 self._tenants = {known: kept for known, kept in self._tenants.items() if known in self._rows}
-            tenant = self._tenants[name] = Tenant(name, self._rows.get(name, _NO_ROW))
+            tenant = self._tenants[name] = Tenant(name, self._row(name))
         return tenant
 
-    def use(self, rows: Mapping[str, TenantRow]) -> None:
+    def _row(self, name: str) -> TenantRow:
+        row = self._rows.get(name, _NO_ROW)
+        return row if row.rate_limit else replace(row, rate_limit=self._rate_limit)
+
+    def use(self, rows: Mapping[str, TenantRow], *, rate_limit: str = "") -> None:
         """The configuration was read again."""
-        self._rows = rows
+        self._rows, self._rate_limit = rows, rate_limit
         for name, tenant in self._tenants.items():
-            tenant.learn(rows.get(name, _NO_ROW))
+            tenant.learn(self._row(name))
 
 
 def rate_of(text: str) -> tuple[int, float] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from hive.domain import is_name
+from hive.holders.lease_socket import LeaseCaller
 from hive.link.execution import Execute
 from hive.link.helper import (
     AskListeners,
@@ -29,6 +30,7 @@ from hive.link.helper import (
     Stop,
     Thaw,
 )
+from hive.link.leases import LeaseEnd, LeaseExpect, LeaseForget
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Failed
@@ -61,6 +63,9 @@ VERBS: dict[type[LinkMessage], str] = {
     SlotPrepare: "slot_prepare",
     SlotStart: "slot_start",
     SlotStop: "slot_stop",
+    LeaseExpect: "lease_expect",
+    LeaseEnd: "lease_end",
+    LeaseForget: "lease_forget",
 }
 """Verbs that change nothing are not in it: `AskStat` comes every second, `Dial` with every call of some agents."""
 
@@ -129,6 +134,16 @@ class Audit:
             )
 
         return answer
+
+    def entered(self, lease: str, caller: LeaseCaller, outcome: str) -> None:
+        """A process showed a nonce at lease.sock; `outcome`: `ok`, or the code of the refusal."""
+        audit.info(
+            "audit verb=lease_enter agent=- name=%s by=holder pid=%d uid=%d outcome=%s took_ms=0.00",
+            lease,
+            caller.main.pid,
+            caller.uid,
+            outcome,
+        )
 
 
 class _File(logging.StreamHandler[TextIO]):

@@ -44,6 +44,16 @@ from hive.link.helper import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.leases import (
+    AskLeases,
+    HolderMoved,
+    LeaseEnd,
+    LeaseExpect,
+    LeaseForget,
+    LeaseGrant,
+    LeaseHolder,
+    LeasesHeld,
+)
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Done, Hello
@@ -107,6 +117,7 @@ class SandboxClient:
     `on_ended(ended)`: an agent ended that nobody asked to through this link.
     `on_thawed_alone(agent, reason)`: the helper woke an agent by itself.
     `on_slot_moved(process)`: a slot's server is in another state.
+    `on_holder_moved(holder)`: a lease's holder is.
     """
 
     def __init__(
@@ -118,6 +129,7 @@ class SandboxClient:
         on_ended: Callable[[Ended], None] = _ignore,
         on_thawed_alone: Callable[[str, str], None] = _ignore,
         on_slot_moved: Callable[[SlotProcess], None] = _ignore,
+        on_holder_moved: Callable[[LeaseHolder], None] = _ignore,
         on_connected: Callable[[], None] = _ignore,
         on_lost: Callable[[], None] = _ignore,
     ) -> None:
@@ -126,6 +138,7 @@ class SandboxClient:
         self._on_ended = on_ended
         self._on_thawed_alone = on_thawed_alone
         self._on_slot_moved = on_slot_moved
+        self._on_holder_moved = on_holder_moved
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._reaped: deque[Reaped] = deque(maxlen=REAPED_MAX)
@@ -169,6 +182,8 @@ class SandboxClient:
                 self._on_thawed_alone(message.agent, message.reason)
             case SlotMoved():
                 self._on_slot_moved(message.process)
+            case HolderMoved():
+                self._on_holder_moved(message.holder)
             case _:
                 pass
 
@@ -269,6 +284,28 @@ class SandboxClient:
     async def slot_log(self, id: str, lines: int) -> str:
         """The last lines that its server wrote since its last start."""
         return (await self._client.link.ask(AskSlotLog(id=id, lines=lines), BackendLog, timeout_s=LOOK_S)).text
+
+    async def lease_expect(self, grant: LeaseGrant, wait_s: float = 30.0) -> None:
+        """Lets the one in that shows this grant's nonce within `wait_s`; `on_holder_moved` tells when it is in, or that
+        nobody came (`ended`). The same lease again: its grant from now on, as long as nobody has shown the other one.
+
+        Raises BadRequest (a grant that is none), WrongState once its holder was let in or it has ended.
+        """
+        await self._client.link.ask(LeaseExpect(grant=grant, wait_s=wait_s), Done, timeout_s=ANSWER_S)
+
+    async def lease_end(self, id: str, why: str, *, grace_s: float) -> None:
+        """SIGTERM and SIGCONT to all of this lease, after `grace_s` SIGKILL. Returns at once, `on_holder_moved` tells
+        its end. Nothing there: it has ended. Asked again: whichever end is nearer."""
+        await self._client.link.ask(LeaseEnd(id=id, why=why, grace_s=grace_s), Done, timeout_s=ANSWER_S)
+
+    async def lease_forget(self, id: str) -> None:
+        """The end of this lease is booked. Unknown: done. Raises WrongState where it has not ended."""
+        await self._client.link.ask(LeaseForget(id=id), Done, timeout_s=ANSWER_S)
+
+    async def leases(self) -> dict[str, LeaseHolder]:
+        """Every lease the helper knows of by id, those that ended until they are forgotten."""
+        answer = await self._client.link.ask(AskLeases(), LeasesHeld, timeout_s=LOOK_S)
+        return {holder.id: holder for holder in answer.holders}
 
     async def execute(self, agent: str, run: str, command: list[str], terminal: TerminalSize | None) -> Execution:
         """Runs a program inside; see `hive.link.execution.Execute`. It ends with this link, or by `end_execution`."""

@@ -23,6 +23,7 @@ import select
 import stat
 import sys
 import time
+from collections.abc import Callable
 
 PIECE_BYTES = 64 * 1024
 """Moved at once, then others have their turn: a pipe as the kernel makes it."""
@@ -40,14 +41,14 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_log(path: str | os.PathLike[str], *, more: int = 0, make: bool = True) -> int:
-    """The log for writing. Its owner is Hive; no agent has it. `more`: flags of open(2).
+    """The log for writing and reading. Its owner is Hive; no agent has it. `more`: flags of open(2).
 
     `make`: it is made where it is missing.
 
     0600, or readable for the group of a directory that is (the daemon's, where Hive is installed). Raises OSError.
     """
     more |= os.O_CREAT if make else 0
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
     try:
         _give(fd, os.path.dirname(path))
     except OSError:
@@ -123,12 +124,16 @@ def append(path: str | os.PathLike[str], text: bytes, limit_bytes: int) -> int:
             os.close(fd)
 
 
-def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES, *, make: bool = True) -> int | None:
+def move(
+    pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES, *, is_kept: Callable[[], bool] = lambda: True
+) -> int | None:
     """Moves up to `most` bytes of the pipe to the end of the log, which is cut back where it is full.
 
-    `make`: the log is made where it is missing. Answers how many bytes; None where the pipe is empty, 0 where nobody
-    can write to it any more besides. Raises OSError where the log does not take them: they are in the pipe still.
+    `is_kept`: whether the log is made where it is missing, or was deleted while this wrote to it. Answers how many
+    bytes; None where the pipe is empty, 0 where nobody can write to it any more besides. Raises OSError where the log
+    does not take them: they are in the pipe still, unless it was deleted meanwhile.
     """
+    make = is_kept()
     fd = open_log(path, make=make)
     try:
         size = os.fstat(fd).st_size
@@ -139,18 +144,25 @@ def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES, *, mak
             fd = open_log(path, make=make)
             size = os.fstat(fd).st_size
         room = max(min(most, limit_bytes - size), 1)
-        try:
-            return os.splice(pipe, fd, room, offset_dst=size, flags=os.SPLICE_F_NONBLOCK)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        said = _read(pipe, room)  # a file system without splice(2)
-        return os.pwrite(fd, said, size) if said else None
+        moved = _moved(pipe, fd, size, room)
+        if moved and os.fstat(fd).st_nlink == 0 and is_kept():
+            append(path, os.pread(fd, moved, size), limit_bytes)
+        return moved
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _moved(pipe: int, fd: int, offset: int, most: int) -> int | None:
+    try:
+        return os.splice(pipe, fd, most, offset_dst=offset, flags=os.SPLICE_F_NONBLOCK)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    said = _read(pipe, most)  # a file system without splice(2)
+    return os.pwrite(fd, said, offset) if said else None
 
 
 def _read(pipe: int, most: int) -> bytes | None:
@@ -184,15 +196,17 @@ class AgentPipe:
         ended has lost it: then the log was removed with the agent.
         """
         try:
-            make = os.path.exists(self.path)
             if self.lost_bytes:
-                self._tell(limit_bytes, make=make)
-            return move(self.fd, self.log, limit_bytes, make=make)
+                self._tell(limit_bytes, make=self._is_kept())
+            return move(self.fd, self.log, limit_bytes, is_kept=self._is_kept)
         except OSError as error:
             said = _read(self.fd, PIECE_BYTES)
             self.lost_bytes += len(said or b"")
             self.why_lost = os.strerror(error.errno or 0)
             return None if said is None else len(said)
+
+    def _is_kept(self) -> bool:
+        return os.path.exists(self.path)
 
     def _tell(self, limit_bytes: int, *, make: bool) -> None:
         cut_back(self.log, limit_bytes)

@@ -22,6 +22,10 @@ import uvloop
 
 from hive.domain import RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSupported, WrongState
+from hive.holders import lease_holders
+from hive.holders.group_places import GroupPlaces, ScopePlaces
+from hive.holders.hold import HolderPlaces
+from hive.holders.lease_holders import LeaseHolders
 from hive.host import accounts, parent, systemd
 from hive.host.accounts import Accounts
 from hive.host.cgroup import Subtree, own_cgroup, state_label
@@ -55,6 +59,7 @@ from hive.link.helper import (
     Thaw,
     ThawedAlone,
 )
+from hive.link.leases import HolderMoved, LeaseHolder
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import PROTOCOL, Done, Hello
@@ -66,6 +71,7 @@ from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
 from hive.sandbox.executions import Handed
 from hive.sandbox.firecracker import FirecrackerRuntime
+from hive.sandbox.lease_sessions import SessionPlaces
 from hive.sandbox.listeners import Listeners, clear_directory
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.runtime import Runtime
@@ -92,7 +98,7 @@ _AGENTS: frozenset[type[LinkMessage]] = frozenset(
 )
 _PROGRAMS: frozenset[type[LinkMessage]] = frozenset({Execute, EndExecution, Resize})
 MAY_ASK: dict[str, frozenset[type[LinkMessage]]] = {
-    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS | model_slots.VERBS,
+    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS | model_slots.VERBS | lease_holders.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}) | model_slots.ENDING,
 }
@@ -116,8 +122,10 @@ class HelperServer:
         audit: Audit | None = None,
         peers: Accounts | None = None,
         slots: ModelSlots | None = None,
+        leases: LeaseHolders | None = None,
     ) -> None:
-        """`peers`: the users of daemon and proxy; without it both are this user. `slots`: None where it has none."""
+        """`peers`: the users of daemon and proxy; without it both are this user. `slots`, `leases`: None where it has
+        none."""
         self._paths = paths
         self._runtimes = runtimes
         self._accounts = peers or accounts.own()
@@ -125,6 +133,7 @@ class HelperServer:
         self._allowed = allowed or Allowed(None)
         self._audit = audit or Audit()
         self._slots = slots
+        self._leases = leases
         self._epoch = secrets.token_hex(8)
         self._label = state_label(paths.state)
         self._peers: dict[Link, LinkPeer] = {}
@@ -150,6 +159,8 @@ class HelperServer:
         await self._adopt()
         if self._slots is not None:
             await self._slots.open(self._tell_slot)
+        if self._leases is not None:
+            await self._leases.open(self._tell_holder, self._audit.entered)
         self._server = LinkServer(
             self._paths.sandbox_socket,
             name=ROLE,
@@ -210,6 +221,8 @@ class HelperServer:
         self._server.close()
         if self._slots is not None:
             self._slots.close()
+        if self._leases is not None:
+            self._leases.close()
         self._listeners.close()
         for held in self._held.values():
             held.release()
@@ -249,6 +262,9 @@ class HelperServer:
         self._tell_daemons(SlotMoved(process=process))
         return any(peer.role == "daemon" for peer in self._peers.values())
 
+    def _tell_holder(self, holder: LeaseHolder) -> None:
+        self._tell_daemons(HolderMoved(holder=holder))
+
     def _on_message(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         answer = self._audit.noted(message, self._name_in(message), self._peer(link), reply or _drop)
         try:
@@ -272,6 +288,8 @@ class HelperServer:
             return str(message.kind)
         if type(message) in model_slots.VERBS:
             return model_slots.id_in(message)
+        if type(message) in lease_holders.VERBS:
+            return lease_holders.id_in_lease(message)
         record = self._table.records.get(getattr(message, "agent", ""))
         return "-" if record is None else record.spec.name
 
@@ -291,6 +309,10 @@ class HelperServer:
             if self._slots is None:
                 raise NotSupported("this helper runs no models")
             return self._slots.do(message, for_daemon=role == "daemon")
+        if type(message) in lease_holders.VERBS:
+            if self._leases is None:
+                raise NotSupported("this helper lets no lease's holder in")
+            return self._leases.do(message)
         match message:
             case Thaw():
                 return self._find(message.agent).thaw()
@@ -548,8 +570,13 @@ async def _serve(
     by_systemd = as_units and paths.apart
     starter = SlotUnits(paths) if by_systemd else SlotSessions(paths, pipes, subtree=subtree, config=config)
     slots = ModelSlots(paths, starter, lambda: described(paths, config))
+    services = frozenset({peers.daemon, peers.proxy}) if paths.apart else frozenset[int]()
+    ways = places_of_leases(paths, subtree, by_systemd=by_systemd)
+    leases = LeaseHolders(paths, ways, group=peers.operators, services=services)
     allowed = Allowed(policy, own_networks=as_units)
-    helper = HelperServer(paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots)
+    helper = HelperServer(
+        paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots, leases=leases
+    )  # fmt: skip
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
@@ -564,6 +591,14 @@ async def _serve(
         await helper.leave(for_another=watch_fd is None and await _is_restarted())
     process.leave()
     log.info("sandbox_left")
+
+
+def places_of_leases(paths: Paths, subtree: Subtree | None, *, by_systemd: bool) -> list[HolderPlaces]:
+    """The ways to hold a lease's processes here, the best first. An installed Hive has scopes of systemd alone."""
+    if by_systemd:
+        return [ScopePlaces()]
+    groups = [] if subtree is None else [GroupPlaces(subtree, state_label(paths.state))]
+    return [*groups, SessionPlaces()]
 
 
 async def _is_restarted() -> bool:

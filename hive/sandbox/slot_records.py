@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
 from hive.host.process import Identity
+from hive.host.record_files import RecordFiles
 from hive.link.slots import SlotGrant
 from hive.sandbox.table import storage_error
 
@@ -38,42 +37,30 @@ class SlotRecord(msgspec.Struct, kw_only=True):
 
 
 class SlotRecords:
-    """The records, each in a 0600 file of its own that is only ever replaced whole."""
+    """The records of all slots, by the slot's id."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._files = RecordFiles(directory, SlotRecord)
 
     def __repr__(self) -> str:
-        return f"<SlotRecords {self._directory}>"
+        return f"<SlotRecords {self._files}>"
 
     def load(self) -> dict[str, SlotRecord]:
         """All of them. One that cannot be understood is moved aside and told: what it was of is found no more."""
-        found: dict[str, SlotRecord] = {}
-        for path in sorted(self._directory.glob("*.json")):
-            try:
-                record = msgspec.json.decode(path.read_bytes(), type=SlotRecord)
-                if record.version != VERSION:
-                    raise msgspec.ValidationError(f"it is of version {record.version}, this Hive reads {VERSION}")
-                found[path.stem] = record
-            except (OSError, msgspec.MsgspecError) as error:
-                log.error("slot_record_not_read path=%s error=%s", path, error)
-                with contextlib.suppress(OSError):
-                    path.replace(path.with_suffix(".damaged"))
-        return found
+        return self._files.load(
+            _why_wrong, lambda path, error: log.error("slot_record_not_read path=%s error=%s", path, error)
+        )
 
     def save(self, slot: str, record: SlotRecord) -> None:
-        """Survives a kill of the helper, which is all that is asked of pids. Raises StoreFull, HiveError."""
+        """Survives a kill of the helper. Raises StoreFull, HiveError."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = self._directory / f"{slot}.json"
-            new = path.with_suffix(".new")
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(msgspec.json.encode(record))
-            new.replace(path)
+            self._files.save(slot, record)
         except OSError as error:
             raise storage_error(error) from error
 
     def remove(self, slot: str) -> None:
-        with contextlib.suppress(OSError):
-            (self._directory / f"{slot}.json").unlink(missing_ok=True)
+        self._files.remove(slot)
+
+
+def _why_wrong(_: str, record: SlotRecord) -> str:
+    return "" if record.version == VERSION else f"it is of version {record.version}, this Hive reads {VERSION}"

@@ -27,14 +27,14 @@ class Name(NamedTuple):
 
 
 def name_of(text: str) -> Name:
-    """Takes a name apart: the section stands before the first dot; of a model, whose name may have dots, before the
-    last. Raises ValueError where there is none.
+    """Takes a name apart: the section stands before the first dot; of a model or a task, whose name may have dots,
+    before the last. Raises ValueError where there is none.
 
     >>> name_of("tenant acme.weight"), name_of("model llama-3.1.pin")
     (Name(section='tenant acme', key='weight'), Name(section='model llama-3.1', key='pin'))
     """
     text = text.strip()
-    section, dot, key = text.rpartition(".") if text.startswith("model ") else text.partition(".")
+    section, dot, key = text.rpartition(".") if text.startswith(("model ", "task ")) else text.partition(".")
     if not (dot and section.strip() and key.strip()):
         raise ValueError("expected SECTION.KEY")
     return Name(" ".join(section.split()), key.strip())
@@ -48,7 +48,7 @@ def row_of(name: Name) -> SettingRow | None:
 
 
 def known_names() -> list[str]:
-    """Every `section.key` there is, those of tenants and models apart."""
+    """Every `section.key` there is, those of tenants, models and tasks apart."""
     return [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
 
 

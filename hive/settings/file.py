@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hive.budgets import zone_of
 from hive.domain import is_name
 from hive.errors import ConfigError, did_you_mean
 from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
-from hive.settings.pool import OLLAMA, ModelRow, as_ollama, slot_id, why_not_described
+from hive.settings.pool import OLLAMA, REMOTE, ModelRow, as_ollama, slot_id, why_no_draft, why_not_described
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, Settings, TenantRow
+from hive.settings.tasks import NO_TASK, TASK_NAME, TaskRow, wrong_tasks
 
+QUEUE_TIMEOUT, TENANT_DEFAULT, RATE_DEFAULT = "QUEUE_TIMEOUT_MS", "TENANT_RATE_LIMIT_default", "DEFAULT_RATE_LIMIT"
+"""Names of the original specification that are translated."""
 _TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
 """The environment's name for what one tenant may have: `TENANT_RATE_LIMIT_acme`."""
 NO_TENANT = "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
@@ -28,7 +32,11 @@ NO_MODEL = "a model's name is a letter or digit, then up to 199 of A-Z, a-z, 0-9
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 DEFAULT_FILE = Path("/etc/hive/hive.conf")
 MODELS_D = "models.d"
-"""Directory beside hive.conf with descriptions of models, in TOML."""
+"""Directory beside hive.conf with descriptions of models and tasks, in TOML."""
+IN_TOML = ("model", "task")
+"""Kinds of sections that a file of models.d may have."""
+LISTS = {("model", "gpus"): ", ", ("task", "models"): " | ", ("task", "step_down_on"): ", "}
+"""Keys that may be a list of words there, and what stands between these in hive.conf."""
 FILE_MAX_BYTES = 1024 * 1024
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -56,6 +64,15 @@ class SettingOrigin(msgspec.Struct, frozen=True):
 
 
 DEFAULT = SettingOrigin("default")
+
+
+RULES = "governance.toml"
+"""Beside hive.conf: who signs operations."""
+
+
+def rules_file(file: Path | None) -> Path:
+    """The file of the rules that belongs to this hive.conf; None: to the installed one."""
+    return (file or DEFAULT_FILE).with_name(RULES)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -95,10 +112,13 @@ def load_text(
     draft = _Draft(str(path) if path is not None else "hive.conf")
     draft.take_file(text)
     for file in model_files:
-        draft.take_tables(_models_in(file, draft.problems), str(file))
+        for kind, tables in _tables_in(file, draft.problems).items():
+            draft.take_tables(kind, tables, str(file))
     draft.check_models()
     draft.take_environment(env)
     draft.take_flags(flags or {})
+    draft.check_zone()
+    draft.check_tasks()
     if draft.problems:
         raise ConfigError("\n".join(sorted(draft.problems, key=_line_of)))
     return Loaded(draft.settings(), draft.origins, path)
@@ -115,8 +135,9 @@ def model_files(directory: Path) -> list[Path]:
         raise ConfigError(f"{directory}: {error.strerror}", hint="it must be readable, or not there") from None
 
 
-def _models_in(file: Path, problems: list[str]) -> dict[str, Any]:
-    """The tables `[model."NAME"]` of a file; what is wrong with it is added to `problems`."""
+def _tables_in(file: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """The tables `[model."NAME"]` and `[task."NAME"]` of a file, by kind; what is wrong with it is added to
+    `problems`."""
     try:
         tables = tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
@@ -125,13 +146,15 @@ def _models_in(file: Path, problems: list[str]) -> dict[str, Any]:
     except ConfigError as error:
         problems.append(error.message)
         return {}
-    for key in tables.keys() - {"model"}:
-        problems.append(f'{file}: [{key}]: expected [model."NAME"] and nothing else')
-    models = tables.get("model", {})
-    if not isinstance(models, dict):
-        problems.append(f'{file}: model: expected tables [model."NAME"]')
-        return {}
-    return models
+    for key in tables.keys() - set(IN_TOML):
+        problems.append(f'{file}: [{key}]: expected [model."NAME"] or [task."NAME"] and nothing else')
+    found: dict[str, dict[str, Any]] = {}
+    for kind in IN_TOML:
+        if isinstance(named := tables.get(kind, {}), dict):
+            found[kind] = named
+        else:
+            problems.append(f'{file}: {kind}: expected tables [{kind}."NAME"]')
+    return found
 
 
 def _line_of(problem: str) -> int:
@@ -141,7 +164,7 @@ def _line_of(problem: str) -> int:
 
 
 class NamedSection(NamedTuple):
-    """A kind of section that there may be many of, each with a name: `[tenant NAME]`, `[model NAME]`."""
+    """A kind of section that there may be many of, each with a name: `[tenant NAME]`, `[model NAME]`, `[task NAME]`."""
 
     row: type[msgspec.Struct]
     is_name: Callable[[str], object]
@@ -151,6 +174,7 @@ class NamedSection(NamedTuple):
 NAMED = {
     "tenant": NamedSection(TenantRow, is_name, NO_TENANT),
     "model": NamedSection(ModelRow, _MODEL_NAME.fullmatch, NO_MODEL),
+    "task": NamedSection(TaskRow, TASK_NAME.fullmatch, NO_TASK),
 }
 
 
@@ -214,15 +238,29 @@ class _Draft:
         given = {name: value for name, value in env.items() if value}
         self._know_tenants_of(given)
         rows = self._rows()
+        given_too = self._also(given)
         for row in rows:
             for name in row.variables:
-                if name in given:
-                    self._put(row, given[name], name, SettingOrigin("environment", name))
+                if name in given_too:
+                    self._put(row, given_too[name], name, SettingOrigin("environment", name))
         self._refuse_unknown(given, {name for row in rows for name in row.variables})
         for variable in VARIABLES:
             value = given.get(variable.name)
             if value is not None and not re.fullmatch(variable.pattern, value):
                 self.problems.append(f"{variable.name}: expected {variable.expected}")
+
+    def _also(self, given: Mapping[str, str]) -> dict[str, str]:
+        """With names of the original specification that are a setting's in another unit, or by another name. A
+        contradiction is a problem."""
+        found = dict(given)
+        if re.fullmatch("[1-9][0-9]{0,8}", milliseconds := given.get(QUEUE_TIMEOUT, "")):
+            found.setdefault("HIVE_PROXY_QUEUE_WAIT_S", f"{int(milliseconds) / 1000:g}")
+        default = given.get(TENANT_DEFAULT)
+        if default and found.setdefault(RATE_DEFAULT, default) != default:
+            self.problems.append(
+                f"{TENANT_DEFAULT}: it contradicts {RATE_DEFAULT}={given[RATE_DEFAULT]}: leave one out"
+            )
+        return found
 
     def _know_tenants_of(self, given: Iterable[str]) -> None:
         """`TENANT_RATE_LIMIT_acme=100req/min` is `rate_limit` of `[tenant acme]`."""
@@ -251,19 +289,20 @@ class _Draft:
         self._values[section] = {}
         self._named[kind].append(name)
 
-    def take_tables(self, tables: Mapping[str, Any], where: str) -> None:
-        """The models of one file of models.d: name -> its keys, with the types of TOML. `where` names the file."""
+    def take_tables(self, kind: str, tables: Mapping[str, Any], where: str) -> None:
+        """The models, or tasks, of one file of models.d: name -> its keys, with the types of TOML. `where` names the
+        file."""
         for name, values in tables.items():
-            said = f"{where}: [model.{name!r}]"
+            section, said = f"{kind} {name}", f"{where}: [{kind}.{name!r}]"
             if not isinstance(values, dict):
                 self.problems.append(f"{said}: expected a table of settings")
-            elif not NAMED["model"].is_name(name):
-                self.problems.append(f"{said}: {NO_MODEL}")
-            elif f"model {name}" in self._tables:
-                self.problems.append(f"{said}: described already at {self._told[f'model {name}']}")
+            elif not NAMED[kind].is_name(name):
+                self.problems.append(f"{said}: {NAMED[kind].expected}")
+            elif section in self._tables:
+                self.problems.append(f"{said}: described already at {self._told[section]}")
             else:
-                self._know("model", name, where)
-                self._take_table(f"model {name}", values, said, where)
+                self._know(kind, name, where)
+                self._take_table(section, values, said, where)
 
     def _take_table(self, section: str, values: Mapping[str, Any], said: str, where: str) -> None:
         known = self._tables[section]
@@ -272,9 +311,10 @@ class _Draft:
             if row is None:
                 self.problems.append(f"{said} {key}: no such key{_nearest(key, known)}")
                 continue
-            is_list = key == "gpus" and isinstance(value, list) and all(isinstance(one, str) for one in value)
+            separator = LISTS.get((section.partition(" ")[0], key))
+            is_list = separator and isinstance(value, list) and all(isinstance(one, str) for one in value)
             try:
-                self._values[section][key] = _of_toml(row, ", ".join(value) if is_list else value)
+                self._values[section][key] = _of_toml(row, separator.join(value) if separator and is_list else value)
             except ValueError:
                 self.problems.append(f"{said} {key}: expected {row.expected}, found {value!r}")
             self.origins[f"{section}.{key}"] = SettingOrigin("file", where)
@@ -296,7 +336,9 @@ class _Draft:
             kind: {name: NAMED[kind].row(**self._values[f"{kind} {name}"]) for name in names}
             for kind, names in self._named.items()
         }
-        return Settings(**sections, tenants=named["tenant"], models=named["model"], fields=self._fields)
+        return Settings(
+            **sections, tenants=named["tenant"], models=named["model"], tasks=named["task"], fields=self._fields
+        )
 
     def check_models(self) -> None:
         """A model that cannot be started as it is described is a problem of the file."""
@@ -309,7 +351,7 @@ class _Draft:
                 told = self._told[f"model {first}"]
                 self.problems.append(f"{said}: its slot's id is that of {first} at {told}: rename one")
             is_ollamas, has_file = values.get("backend") == OLLAMA, f"model {name}.file" in self.origins
-            if not has_file and not is_ollamas:
+            if not has_file and not is_ollamas and values.get("backend") != REMOTE:
                 self.problems.append(f"{said}: file is missing: its GGUF file, or vLLM's directory")
             elif values.get("category") in ("image", "audio"):
                 self.problems.append(f"{said} category: no server here makes images or sound yet")
@@ -318,9 +360,40 @@ class _Draft:
             elif (wrong := why_not_described(name, values))[0]:
                 at = self.origins.get(f"model {name}.{wrong[0]}", SettingOrigin("file", where)).where
                 self.problems.append(f"{at}: [model {name}] {wrong[0]}: {wrong[1]}")
+            elif no_draft := why_no_draft(
+                values, {other: self._values[f"model {other}"] for other in self._named["model"]}
+            ):
+                self.problems.append(f"{said} draft: {no_draft}")
             elif is_ollamas and (first := at_ollama.setdefault(as_ollama(values.get("file") or name), name)) != name:
                 aliased = "it has one description, and more names by aliases of [inference]"
                 self.problems.append(f"{said}: it is the model of [model {first}] at Ollama: {aliased}")
+
+    def check_zone(self) -> None:
+        name = self._values["budget"].get("zone")
+        if name and zone_of(name) is None:
+            where = self.origins["budget.zone"].where
+            expected = rows_of("budget", SECTIONS["budget"])["zone"].expected
+            self.problems.append(
+                f"{where}: [budget] zone: expected {expected}, and this host knows none named {name!r}"
+            )
+
+    def check_tasks(self) -> None:
+        """A ladder that leads nowhere, or into itself, is a problem of the file."""
+        told = {kind: {name: self._values[f"{kind} {name}"] for name in names} for kind, names in self._named.items()}
+        ladders = {name: values.get("models", "") for name, values in told["task"].items()}
+        limits = {name: values.get("models", "") for name, values in told["tenant"].items()}
+        aliases = self._values["inference"].get("aliases", "")
+        for wrong in wrong_tasks(ladders, aliases, models=self._named["model"], tenants=limits):
+            origin = self.origins.get(f"{wrong.section}.{wrong.key}")
+            if (
+                not wrong.key
+                and f"{wrong.section}.models" in self.origins
+                and "models" not in self._values[wrong.section]
+            ):
+                continue  # what is wrong with it has been said
+            where = origin.where if origin is not None else self._told.get(wrong.section, self._name)
+            said = f"[{wrong.section}] {wrong.key}".rstrip()
+            self.problems.append(f"{where}: {said}: {wrong.what}")
 
     def _rows(self) -> list[SettingRow]:
         return [row for table in self._tables.values() for row in table.values()]
@@ -445,7 +518,7 @@ def _no_section(section: str, kind: str, target: str) -> str:
         return NAMED[kind].expected
     if target:
         return "no endpoint with fields" + _nearest(target, [EVERYWHERE, *TARGETS])
-    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "model NAME", "fields TARGET"])
+    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "model NAME", "task NAME", "fields TARGET"])
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -69,13 +69,37 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]`: one model of the pool. Requests ask for NAME."""
 
-    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama)$")] = "llama"
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote)$")] = "llama"
     file: Annotated[
         str,
         _s(
-            "Its GGUF file, its directory for vLLM, or its name at Ollama where that is another.",
+            "Its GGUF file, its directory for vLLM, or its name at Ollama or a remote server where that is another.",
             pattern=r"^(/.*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$",
-            expected="an absolute path, or the name of a model at Ollama",
+            expected="an absolute path, or the name of a model at its server",
+        ),
+    ] = ""
+    url: Annotated[
+        str,
+        _s(
+            "Of a remote model: where its server is, `https://HOST/v1`.",
+            pattern=r"^(https?://[^\s@?#]+)?$",
+            expected="http://HOST:PORT/v1 or https://HOST/v1",
+        ),
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        _s(
+            "Of a remote model: a file (0600) with the key for its server.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    ca_file: Annotated[
+        str,
+        _s(
+            "Of a remote model: certificates of the authorities its server's own is checked with; empty: the system's.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
         ),
     ] = ""
     category: Annotated[
@@ -97,6 +121,25 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Annotated[
         bool, _s("It may sleep instead of being unloaded, where its server can: vLLM on a GPU, with host_ram_mb.")
     ] = True
+    role: Annotated[
+        str,
+        _s(
+            "What it is for: `model`, which requests ask for; `draft`, which other models of the pool draft with.",
+            pattern="^(model|draft)$",
+        ),
+    ] = "model"
+    speculative: Annotated[
+        str,
+        _s(
+            "Tokens are guessed and then checked by it: `none`; `ngram`, from what the text has said before; `draft`, "
+            "by the model that `draft` names.",
+            pattern="^(none|ngram|draft)$",
+        ),
+    ] = "none"
+    draft: Annotated[str, _s("The [model NAME] with `role = draft` that it drafts with.")] = ""
+    speculative_draft_tokens: Annotated[
+        int, _s("Tokens that are guessed ahead; 0: as [inference] says.", unit="tokens", ge=0, le=64)
+    ] = 0
     chat_template: Annotated[
         str, _s("A Jinja file instead of the model's own template.", pattern="^(/.*)?$", expected="an absolute path")
     ] = ""
@@ -105,11 +148,19 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
 
-OLLAMA = "ollama"
+OLLAMA, REMOTE = "ollama", "remote"
+OF_REMOTE = ("url", "api_key_file", "ca_file")
+OF_SPECULATION = ("role", "speculative", "draft", "speculative_draft_tokens")
+LEFT_TO_REMOTE = (
+    *("context", "vram_mb", "keep_alive_s", "gpus", "sleep", "chat_template", "thinking", "pin"),
+    *OF_SPECULATION,
+)
+"""Keys of a `[model NAME]` that whoever runs a remote server decides, or that have no meaning there."""
 UNTOLD = {
     "context": "Ollama takes it from the model (PARAMETER num_ctx) or OLLAMA_CONTEXT_LENGTH",
     "chat_template": "Ollama takes it from the model (TEMPLATE)",
     "thinking": "Ollama's requests say it",
+    **dict.fromkeys(OF_SPECULATION, "Ollama does not speculate"),
 }
 """Keys of a `[model NAME]` that an Ollama is not told, and where it has them from."""
 
@@ -124,12 +175,71 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     ('file', "expected the model's name at Ollama, found '/m.gguf'")
     """
     file = values.get("file", "")
+    if values.get("backend") == REMOTE:
+        return _why_not_remote(file, values)
+    if key := next((key for key in OF_REMOTE if values.get(key)), ""):
+        return key, "only a model with backend = remote has one"
     if values.get("backend") != OLLAMA:
-        return ("", "") if file.startswith("/") else ("file", f"expected an absolute path, found {file!r}")
+        if not file.startswith("/"):
+            return "file", f"expected an absolute path, found {file!r}"
+        return _why_not_speculating(values)
     if file.startswith("/") or (not file and "+" in name):
         return "file", f"expected the model's name at Ollama, found {file or name!r}"
     told = next((key for key in UNTOLD if key in values), "")
     return (told, f"{UNTOLD[told]}: leave it out") if told else ("", "")
+
+
+def _why_not_speculating(values: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    >>> _why_not_speculating({"speculative": "draft"})
+    ('draft', 'missing: the [model NAME] with role = draft')
+    >>> _why_not_speculating({"draft": "d"})
+    ('draft', 'it has no effect without speculative = draft')
+    >>> _why_not_speculating({"role": "draft", "pin": True})
+    ('pin', 'a draft is loaded with the models that draft with it: leave it out')
+    """
+    if values.get("role") == "draft":
+        told = next(
+            (key for key in ("pin", "speculative", "draft") if values.get(key) not in (None, False, "", "none")), ""
+        )
+        return (told, "a draft is loaded with the models that draft with it: leave it out") if told else ("", "")
+    if (values.get("speculative") == "draft") is not bool(values.get("draft")):
+        why = "it has no effect without speculative = draft" if values.get("draft") else ""
+        return "draft", why or "missing: the [model NAME] with role = draft"
+    return "", ""
+
+
+def why_no_draft(values: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> str:
+    """The fault of the draft that a model names, among all that are described; empty where nothing is.
+
+    >>> models = {"d": {"role": "draft", "file": "/d"}, "m": {}}
+    >>> why_no_draft({"draft": "d"}, models), why_no_draft({"draft": "m"}, models)
+    ('', '[model m] is no draft: it lacks role = draft')
+    >>> why_no_draft({"draft": "d", "backend": "vllm"}, models), why_no_draft({"draft": "x"}, models)
+    ('[model d] is for another kind of server', 'there is no [model x]')
+    """
+    if not (name := values.get("draft")):
+        return ""
+    if (draft := models.get(name)) is None:
+        return f"there is no [model {name}]"
+    if draft.get("role") != "draft":
+        return f"[model {name}] is no draft: it lacks role = draft"
+    if draft.get("backend", "llama") != values.get("backend", "llama"):
+        return f"[model {name}] is for another kind of server"
+    return ""
+
+
+def _why_not_remote(file: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    >>> _why_not_remote("", {"url": "https://h/v1"}), _why_not_remote("", {})
+    (('', ''), ('url', 'missing: where its server is'))
+    """
+    if not values.get("url"):
+        return "url", "missing: where its server is"
+    if file.startswith("/"):
+        return "file", f"expected the model's name at its server, found {file!r}"
+    told = next((key for key in LEFT_TO_REMOTE if key in values), "")
+    return (told, "whoever runs the remote server decides it: leave it out") if told else ("", "")
 
 
 def as_ollama(name: str) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import msgspec
 
 from hive.errors import ConfigError
+from hive.settings.tasks import NO_TASK, TASK_NAME
 
 BACKENDS = {"llama-server": "llama", "llama.cpp": "llama", "llama": "llama", "vllm": "vllm"}
 CATEGORIES = {
@@ -35,6 +36,9 @@ SAME = {
 }
 """The seed's key -> ours."""
 NAMES = frozenset({"id", "name"})
+LADDERS = ("models", "candidates", "ladder", "model")
+"""Keys of a task for the models that it may be given."""
+TIMES = frozenset({"budget_s", "keep_alive_s"})
 TOLD_MAX = 80
 CLOUD = re.compile(r"(claude|openai|gemini):", re.IGNORECASE)
 """Names of models that others serve."""
@@ -46,16 +50,18 @@ _GPU = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]+|cpu")
 
 
 class ImportedModels(msgspec.Struct, frozen=True):
-    """The models by name, each with its keys as in models.d; `notes`: what was left out, one sentence each."""
+    """The models and the tasks by name, each with its keys as in models.d; `notes`: what was left out, one sentence
+    each."""
 
     models: dict[str, dict[str, Any]]
     notes: list[str]
+    tasks: dict[str, dict[str, Any]] = {}
 
 
 def imported(documents: Mapping[str, Any], base: Path) -> ImportedModels:
     """Makes descriptions of the documents by file name; a path that is not absolute is one of `base`.
 
-    Raises ConfigError where none of them describes a model that a server here can load.
+    Raises ConfigError where none of them describes a model that a server here can load, or a task.
 
     >>> manifest = {"models": {"qwen3-8b": {"backend": "llama-server", "path": "q.gguf", "pin": True, "vram_mb": 6000}}}
     >>> imported({"manifest.yaml": manifest}, Path("/srv/models")).models
@@ -75,12 +81,14 @@ def imported(documents: Mapping[str, Any], base: Path) -> ImportedModels:
                 notes.append(f"{where}: {name}: left out, it is no model of this box")
             elif (made := _model(values, f"{where}: {name}", base, notes)) is not None:
                 models[name] = made
+    tasks: dict[str, dict[str, Any]] = {}
+    left_out = described.keys() - models.keys()
     for where, document in documents.items():
-        _take_tasks(_tasks_of(document) or {}, where, models, notes)
-    if not models:
-        hint = "; ".join(notes[:3]) or "tasks.yaml names models without their files: give the manifest too"
-        raise ConfigError(f"no model in {', '.join(documents)} can be taken over", hint=hint)
-    return ImportedModels(models, notes)
+        _take_tasks(_tasks_of(document) or {}, where, left_out, tasks, notes)
+    if not models and not tasks:
+        hint = "; ".join(notes[:3]) or "a manifest has models with their files, tasks.yaml has tasks"
+        raise ConfigError(f"no model and no task in {', '.join(documents)} can be taken over", hint=hint)
+    return ImportedModels(models, notes, tasks)
 
 
 def _rows(document: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -164,23 +172,41 @@ def _tasks_of(document: Any) -> dict[Any, Any] | None:
     return tasks if isinstance(tasks, dict) else None
 
 
-def _take_tasks(tasks: Mapping[Any, Any], where: str, models: Mapping[str, dict[str, Any]], notes: list[str]) -> None:
-    """Of a task only `keep_alive_s` is taken over, for its first model: the longest of all tasks, not over its own."""
-    longest: dict[str, float] = {}
-    for name, task in tasks.items():
+def _take_tasks(
+    found: Mapping[Any, Any],
+    where: str,
+    left_out: Collection[str],
+    tasks: dict[str, dict[str, Any]],
+    notes: list[str],
+) -> None:
+    """The tasks with their ladders. `left_out`: models of the manifest that no server here loads; what others serve is
+    left out, too."""
+    for name, task in found.items():
         said = f"{where}: task {_told(name)}"
         if not isinstance(task, dict):
             raise ConfigError(f"{said}: expected a table of settings, found {_told(task)}")
-        ladder = next((_names(task[key]) for key in ("models", "candidates", "ladder", "model") if key in task), [])
-        keep = task.get("keep_alive_s")
-        first = ladder[0] if ladder else ""
-        if keep is not None and _is_number(keep) and first in models:
-            longest[first] = max(longest.get(first, 0.0), keep)
-        elif keep is not None:
-            notes.append(f"{said}: keep_alive_s was left out: its first model is none of those taken over")
-        notes.append(f"{said}: its ladder is not taken over; requests name a model, or an alias of [inference] aliases")
-    for model, keep in longest.items():
-        models[model].setdefault("keep_alive_s", keep)
+        if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+            notes.append(f"{said}: left out, its name is none here: {NO_TASK}")
+            continue
+        if name in tasks:
+            raise ConfigError(f"{said}: it is described already")
+        key = next((key for key in LADDERS if key in task), "")
+        ladder = _names(task[key]) if key else []
+        kept = list(dict.fromkeys(rung for rung in ladder if rung not in left_out and not CLOUD.match(rung)))
+        for rung in ladder:
+            if rung in left_out or CLOUD.match(rung):
+                notes.append(f"{said}: {_told(rung)} was left out of its ladder: it is no model of this box")
+        if not kept:
+            notes.append(f"{said}: left out, no model of its ladder is there")
+            continue
+        made: dict[str, Any] = {"models": " | ".join(kept)}
+        tasks[name] = made
+        for other, value in task.items():
+            is_time = other in TIMES and _is_number(value) and value >= 0
+            if is_time or (other == "pin_primary" and isinstance(value, bool)):
+                made[other] = value
+            elif other != key:
+                notes.append(f"{said}: {_told(other)} has no counterpart and was left out")
 
 
 def _names(found: Any) -> list[str]:

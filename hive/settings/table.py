@@ -11,8 +11,13 @@ from typing import Annotated
 
 import msgspec
 
+from hive.budgets import BudgetKind, TokenLimits
+from hive.domain import Tier
+from hive.settings.lease import LeaseSection
 from hive.settings.meta import setting_meta as _s
 from hive.settings.pool import ModelRow, PoolSection
+from hive.settings.registry import RegistrySection
+from hive.settings.tasks import TaskRow
 
 
 class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +69,9 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     auto_sleep_idle_seconds: Annotated[
         float, _s("Quiet for this long is idle.", runtime=True, unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
     ] = 300
-    token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.", runtime=True)] = True
+    token_tracking: Annotated[
+        bool, _s("Meter requests; without it nothing is recorded but what has a budget or left the box.", runtime=True)
+    ] = True
     quantization_routing: Annotated[
         bool, _s("A model is taken in the variant that the agent's tier is worth.", runtime=True)
     ] = False
@@ -92,6 +99,15 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
             expected="NAME = TARGET, separated by commas",
         ),
     ] = ""
+    cloud: Annotated[
+        str,
+        _s(
+            "How far requests may go: `never` leave the box; `asked`, where they name a model that is far; `fallback`, "
+            "also where a far one stands in for what they name.",
+            runtime=True,
+            pattern="^(never|asked|fallback)$",
+        ),
+    ] = "asked"
     switch_drain_s: Annotated[
         float, _s("Requests in flight may go on for so long when the backend is switched.", unit="s", ge=0)
     ] = 60
@@ -104,10 +120,41 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     vllm_scheduling_policy: Annotated[
         str, _s("vLLM `--scheduling-policy`; `priority` passes on Hive's bands.", pattern="^(fcfs|priority)$")
     ] = "fcfs"
-    vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", gt=0, le=1)] = 0.90
-    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.")] = True
+    vllm_gpu_memory_util: Annotated[
+        float, _s("vLLM `--gpu-memory-utilization`.", env="VLLM_GPU_MEMORY_UTILIZATION", gt=0, le=1)
+    ] = 0.90
+    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.", env="VLLM_ENABLE_PREFIX_CACHING")] = True
+    vllm_context: Annotated[
+        int,
+        _s("vLLM `--max-model-len`; 0: what its model was made for.", unit="tokens", env="VLLM_MAX_MODEL_LEN", ge=0),
+    ] = 0
+    speculative: Annotated[
+        str,
+        _s(
+            "Tokens are guessed and then checked by the model: `none`; `ngram`, from what the text has said before; "
+            "`draft`, by a small model.",
+            pattern="^(none|ngram|draft)$",
+        ),
+    ] = "none"
+    speculative_draft_tokens: Annotated[int, _s("Tokens that are guessed ahead.", unit="tokens", ge=1, le=64)] = 4
+    speculative_memory_share: Annotated[
+        float, _s("A draft model takes at most this share of the memory it is loaded into.", gt=0, le=1)
+    ] = 0.15
     vllm_speculative_model: Annotated[
-        str, _s("Draft model for vLLM; empty: none.", pattern="^(/.*)?$", expected="an absolute path")
+        str,
+        _s(
+            "Directory of the draft model for vLLM, with `speculative = draft`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    llama_speculative_model: Annotated[
+        str,
+        _s(
+            "File of the draft model for llama-server, with `speculative = draft`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
     ] = ""
     vllm_program: Annotated[str, _s("The vLLM that is started.", pattern="^/", expected="an absolute path")] = (
         "/opt/vllm/bin/vllm"
@@ -126,6 +173,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         _s(
             "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models/pulled, or "
             "`models` in the state directory of `hive up`.",
+            env="MODEL_BASE_PATH",
             pattern="^(/.*)?$",
             expected="an absolute path",
         ),
@@ -145,6 +193,34 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384
     )
+    llama_cache_ram_mb: Annotated[
+        int,
+        _s(
+            "llama-server `--cache-ram`: keeps prompts besides its slots, where no flush reaches. Above 0 a flush is "
+            "refused; 0 where tenants are of more than one cache group.",
+            unit="MiB",
+            ge=0,
+        ),
+    ] = 0
+    llama_slot_dir: Annotated[
+        str,
+        _s(
+            "Directory for what llama-server has read for an agent while that sleeps (docs/cache.md); empty: it is "
+            "not kept. Of `hive up` alone.",
+            pattern="^(/|$)",
+            expected="an absolute path, or nothing",
+        ),
+    ] = ""
+    llama_slots_max_mb: Annotated[
+        int, _s("All files there together; the least recently written go.", unit="MiB", ge=1)
+    ] = 1024
+    llama_slots_at: Annotated[
+        str,
+        _s(
+            "From which depth of sleep on they are kept. Without swap no agent sleeps deep.",
+            pattern="^(deep|light)$",
+        ),
+    ] = "deep"
 
 
 class Proxy(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +251,18 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2
     tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", runtime=True, ge=1)] = 5
     tier_high_concurrency: Annotated[int, _s("The same for tier high.", runtime=True, ge=1)] = 10
-    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", runtime=True, ge=0)] = 64
+    queue_depth: Annotated[
+        int, _s("Requests of one tenant that may wait for their turn.", runtime=True, env="MAX_QUEUE_DEPTH", ge=0)
+    ] = 64
+    tenant_rate_limit: Annotated[
+        str,
+        _s(
+            "Requests per `s`, `min` or `hour` of each tenant that has no rate_limit of its own; empty: no limit.",
+            env="DEFAULT_RATE_LIMIT",
+            expected="a rate like 100/min",
+            pattern="^([1-9][0-9]*(req)?/(s|min|hour))?$",
+        ),
+    ] = ""
     queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", runtime=True, unit="s", gt=0)] = 120
     backend_concurrency: Annotated[
         int, _s("Requests at the backend at once; 0: what the backend says of itself.", runtime=True, ge=0)
@@ -409,7 +496,12 @@ class DaemonSection(msgspec.Struct, frozen=True, kw_only=True):
         int, _s("Usage is kept request by request for this long, then as sums; 0: for ever.", unit="days", ge=0)
     ] = 30
     usage_rollup_days: Annotated[
-        int, _s("Sums of usage by hour and by day are kept for this long; 0: for ever.", unit="days", ge=0)
+        int,
+        _s(
+            "Sums of usage by hour and by day are kept for this long, and while a budget counts them; 0: for ever.",
+            unit="days",
+            ge=0,
+        ),
     ] = 400
 
 
@@ -437,6 +529,82 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
+class RunnerSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[runner]`: the runner API, for trusted clients with a token, on `runner.sock` and on TCP."""
+
+    port: Annotated[
+        int,
+        _s(
+            "TCP port of the runner API and of inference for trusted clients; 0: on its socket only.",
+            unit="port",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    listen: Annotated[
+        str,
+        _s(
+            "Address of that port; it is HTTP without TLS, so beyond the loopback put something before it.",
+            pattern=r"^(\d{1,3}(\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:.]*)$",
+            expected="an IP address",
+        ),
+    ] = "127.0.0.1"
+    id: Annotated[
+        str,
+        _s(
+            "`runnerId` of its answers; empty: the host's name.",
+            pattern=r"^[A-Za-z0-9._-]{0,80}$",
+            expected="80 letters, digits and . _ - at most",
+        ),
+    ] = ""
+
+
+class GovernanceSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[governance]`: operations that need more than one person's word; who signs is in governance.toml beside."""
+
+    hmac_key_file: Annotated[
+        str,
+        _s(
+            "File with a key of another service, not for everybody to read: its operation tokens are taken.",
+            env="VERIFIED_OP_TOKEN_KEY_PATH",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+
+
+class BudgetSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[budget]`: tokens that each agent of a tier may use, in and out; an agent's own limit may be smaller."""
+
+    zone: Annotated[
+        str,
+        _s(
+            "Days and months end at midnight there: a name as in /usr/share/zoneinfo.",
+            pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$",
+            expected="a zone like UTC or Europe/Berlin",
+        ),
+    ] = "UTC"
+    tier_low_tokens_per_day: Annotated[
+        int, _s("Tokens a day of an agent of tier low; 0: no limit.", runtime=True, unit="tokens", ge=0)
+    ] = 0
+    tier_low_tokens_per_month: Annotated[int, _s("The same for a month.", runtime=True, unit="tokens", ge=0)] = 0
+    tier_low_cloud_tokens_per_day: Annotated[
+        int, _s("Tokens a day of its requests that leave the box.", runtime=True, unit="tokens", ge=0)
+    ] = 0
+    tier_medium_tokens_per_day: Annotated[int, _s("The same for tier medium.", runtime=True, unit="tokens", ge=0)] = 0
+    tier_medium_tokens_per_month: Annotated[int, _s("The same for tier medium.", runtime=True, unit="tokens", ge=0)] = 0
+    tier_medium_cloud_tokens_per_day: Annotated[
+        int, _s("The same for tier medium.", runtime=True, unit="tokens", ge=0)
+    ] = 0
+    tier_high_tokens_per_day: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
+    tier_high_tokens_per_month: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
+    tier_high_cloud_tokens_per_day: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
+
+    def of_tier(self, tier: Tier) -> TokenLimits:
+        """The limits of each agent of this tier."""
+        return TokenLimits(*(getattr(self, f"tier_{tier}_{kind}") for kind in BudgetKind))
+
+
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[tenant NAME]`: what one tenant may have."""
 
@@ -451,6 +619,25 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.")] = ""
     weight: Annotated[float, _s("Share of the backend beside other tenants.", gt=0, le=1000)] = 1
     cache_group: Annotated[str, _s("Tenants of one group share a prefix cache; empty: the tenant's own.")] = ""
+    cloud: Annotated[
+        str,
+        _s(
+            "Narrows [inference] cloud for its agents; empty: as there.",
+            pattern="^(never|asked|fallback)?$",
+            expected="one of never, asked, fallback",
+        ),
+    ] = ""
+    tokens_per_day: Annotated[
+        int, _s("Tokens a day of all its agents together, in and out; 0: no limit.", unit="tokens", ge=0)
+    ] = 0
+    tokens_per_month: Annotated[int, _s("The same for a month.", unit="tokens", ge=0)] = 0
+    cloud_tokens_per_day: Annotated[
+        int, _s("Tokens a day of its requests that leave the box; 0: no limit.", unit="tokens", ge=0)
+    ] = 0
+
+    @property
+    def budget(self) -> TokenLimits:
+        return TokenLimits(self.tokens_per_day, self.tokens_per_month, self.cloud_tokens_per_day)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -467,10 +654,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Sandbox = Sandbox()
     daemon: DaemonSection = DaemonSection()
     api: Api = Api()
+    runner: RunnerSection = RunnerSection()
     pool: PoolSection = PoolSection()
+    budget: BudgetSection = BudgetSection()
+    lease: LeaseSection = LeaseSection()
+    governance: GovernanceSection = GovernanceSection()
+    registry: RegistrySection = RegistrySection()
     tenants: dict[str, TenantRow] = {}
     models: dict[str, ModelRow] = {}
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
+    tasks: dict[str, TaskRow] = {}
+    """`[task NAME]`."""
     fields: dict[str, dict[str, str]] = {}
     """`[fields TARGET]`: field → its line (field_rules.py)."""
 
@@ -487,7 +681,12 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "sandbox": Sandbox,
     "daemon": DaemonSection,
     "api": Api,
+    "runner": RunnerSection,
     "pool": PoolSection,
+    "budget": BudgetSection,
+    "lease": LeaseSection,
+    "governance": GovernanceSection,
+    "registry": RegistrySection,
 }
 
 
@@ -522,6 +721,60 @@ VARIABLES = (
         "printable characters without spaces",
         "Token of the operator; made and kept in the state directory where unset.",
         in_effect=True,
+    ),
+    Variable(
+        "MODEL_BOSS_ALLOW_CLOUD_FALLBACK",
+        "(?i:true|false|yes|no|on|off|1|0)",
+        "true or false",
+        "At Hive's first start alone: what [inference] cloud is then, `fallback` or `asked`.",
+        in_effect=True,
+    ),
+    Variable(
+        "QUEUE_TIMEOUT_MS",
+        "[1-9][0-9]{0,8}",
+        "a whole number of milliseconds",
+        "`proxy.queue_wait_s`, in milliseconds.",
+        in_effect=True,
+    ),
+    Variable(
+        "ENABLE_MULTI_TENANT",
+        "(?i:true|yes|on|1)",
+        "true: tenants are always told apart",
+        "Of the original specification: it is always so.",
+        in_effect=True,
+    ),
+    Variable(
+        "ENABLE_METRICS",
+        "(?i:true|yes|on|1)",
+        "true: there are always metrics",
+        "Of the original specification: it is always so.",
+        in_effect=True,
+    ),
+    Variable(
+        "LOG_LEVEL",
+        "(?i:debug|info|warning|error)",
+        "debug, info, warning or error",
+        "The least that services write.",
+        in_effect=True,
+    ),
+    Variable(
+        "LOG_FORMAT",
+        "(?i:text|json)",
+        "text or json",
+        "The form in which services write, where no journal reads it.",
+        in_effect=True,
+    ),
+    Variable(
+        "HF_HOME",
+        ".*",
+        "a directory",
+        "Of the original specification: Hive downloads nothing; `MODEL_BASE_PATH` is where it has models.",
+    ),
+    Variable(
+        "METRICS_PORT",
+        "[0-9]{1,5}",
+        "a port",
+        "Of the original specification: metrics are at the ports of the runner and of the REST API.",
     ),
 )
 """Each may hold a secret: `hive config show` masks them."""
@@ -609,6 +862,16 @@ class Paths(msgspec.Struct, frozen=True):
         return self._runtime_of("sandbox") / "sandbox.sock"
 
     @property
+    def lease_socket(self) -> Path:
+        """The helper's own, for people: who was granted a lease comes in there."""
+        return self._runtime_of("sandbox") / "lease.sock"
+
+    @property
+    def lease_records(self) -> Path:
+        """The helper's own: each lease that was granted, until its end was booked."""
+        return self._state_of("sandbox") / "leases.d"
+
+    @property
     def redis_socket(self) -> Path:
         return self._runtime_of("redis") / "redis.sock"
 
@@ -616,6 +879,11 @@ class Paths(msgspec.Struct, frozen=True):
     def admin_socket(self) -> Path:
         """The proxy's own: readiness and metrics."""
         return self._runtime_of("proxy") / "proxy.sock"
+
+    @property
+    def runner_socket(self) -> Path:
+        """The proxy's own: the runner API, and inference for trusted clients."""
+        return self._runtime_of("proxy") / "runner.sock"
 
     @property
     def slot_sockets(self) -> Path:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from hive.domain import (
     AgentStatus,
+    CloudUse,
     DockerSpec,
     FirecrackerSpec,
     Limits,
@@ -46,6 +47,14 @@ class Spec(TypedDict):
         str | None, Meta(description="What its conversations begin with. `****` for a viewer, and in a list.")
     ]
     prewarm_on_start: Annotated[bool, Meta(description="Whether the backend reads it at each start and wake.")]
+    cloud: Annotated[
+        CloudUse | None, Meta(description="Narrows how far its requests may go; null: as box and tenant say.")
+    ]
+    tokens_per_day: Annotated[int | None, Meta(description="Its budget of a day; null: what its tier has.")]
+    tokens_per_month: Annotated[int | None, Meta(description="Its budget of a month; null: what its tier has.")]
+    cloud_tokens_per_day: Annotated[
+        int | None, Meta(description="Its budget of a day for requests that leave the box; null: what its tier has.")
+    ]
 
 
 class Capabilities(TypedDict):
@@ -104,6 +113,10 @@ class AgentView(Spec):
     last_wake_cause: WakeCause | None
     wakes: int
     pauses: int
+    budget_percent: Annotated[
+        int | None,
+        Meta(description="Spent of the budget of tokens that ends first, its own or its tenant's; null without one."),
+    ]
 
 
 class AgentList(TypedDict):

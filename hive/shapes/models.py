@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
-from hive.domain import AgentStatus, BackendKind, Tier
+from hive.domain import AgentStatus, BackendKind, DeploymentState, Tier
 from hive.shapes.system import Bytes, UnixSeconds
 
 
@@ -71,3 +71,27 @@ class ModelView(ListedModel):
     adapters: list[str]
     agents: list[ModelUser]
     file: str
+
+
+class DeployedModel(TypedDict):
+    """A model that was ordered to be loaded, and what became of it (docs/registry.md)."""
+
+    id: str
+    kind: str
+    name: str
+    digest: Annotated[str, Meta(description="Of its files as they were then; empty where they could not be read.")]
+    path: Annotated[str, Meta(description="Its file or directory, or its name at a server that has it by a name.")]
+    backend: str
+    base: Annotated[str, Meta(description="The model it belongs to, of what is no model of its own.")]
+    signature: Annotated[str, Meta(description="By whom the order was approved; empty where no rule asked for that.")]
+    deployed_by: Annotated[str, Meta(description="Who gave the order: uid:N, or the name of a token.")]
+    at: Annotated[UnixSeconds, Meta(description="When, Unix seconds.")]
+    state: DeploymentState
+    last_error: Annotated[str, Meta(description="Why it is not loaded, or is not what was deployed; else empty.")]
+
+
+class DeployedModels(TypedDict):
+    """The models that were ordered to be loaded. `restore`: what is missing at the daemon's start is loaded again."""
+
+    restore: bool
+    deployed: list[DeployedModel]

@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
-from hive.shapes.system import Bytes
+from hive.shapes.system import Bytes, Speculation
 
 
 class PoolAccount(TypedDict):
@@ -17,6 +17,7 @@ class PoolAccount(TypedDict):
     total_bytes: Bytes
     reserve_bytes: Annotated[Bytes, Meta(description="Never given to a model.")]
     charged_bytes: Annotated[Bytes, Meta(description="By the slots, from the decision to load on.")]
+    leased_bytes: Annotated[Bytes, Meta(description="By leases: programs that are no model.")]
     measured_bytes: Annotated[Bytes | None, Meta(description="Of the slots' processes; null: unknown.")]
     used_bytes: Annotated[Bytes | None, Meta(description="Of all processes; null: unknown, then the books decide.")]
     foreign_bytes: Annotated[Bytes, Meta(description="The most seen of processes that are none of the pool's.")]
@@ -54,6 +55,7 @@ class PoolSlot(TypedDict):
     loading_s: Annotated[float | None, Meta(description="Since its load began; null where it does not load.")]
     failures: Annotated[int, Meta(description="Loads in a row that failed.")]
     retry_in_s: Annotated[float | None, Meta(description="Until the next try; null where none is due.")]
+    speculation: Annotated[Speculation | None, Meta(description="null: it does not speculate, or is not loaded.")]
     last_error: Annotated[str, Meta(description="Why its last load or server ended; empty where it did not fail.")]
     origin: Annotated[str, Meta(description="Where it is described.")]
 
@@ -67,6 +69,18 @@ class PoolBackend(TypedDict):
     grants: list[PoolGrant]
 
 
+class PoolLeaseLine(TypedDict):
+    """A lease in the pool's memory, or one that waits for some (`GET /api/leases` has all of it)."""
+
+    id: str
+    label: str
+    user: str
+    state: Annotated[str, Meta(description="waiting, granted, running, ending or overdue.")]
+    why: Annotated[str, Meta(description="Why it is so, a clause.")]
+    need_bytes: Annotated[Bytes, Meta(description="On each of its GPUs.")]
+    grants: list[PoolGrant]
+
+
 class PoolView(TypedDict):
     """The pool now. `why_not`: why there is none, one sentence; empty where there is one."""
 
@@ -75,6 +89,7 @@ class PoolView(TypedDict):
     accounts: list[PoolAccount]
     slots: list[PoolSlot]
     backends: list[PoolBackend]
+    leases: list[PoolLeaseLine]
 
 
 class BoundPartView(TypedDict):

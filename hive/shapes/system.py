@@ -84,6 +84,7 @@ class Backend(TypedDict):
     slots_from: Annotated[str, Meta(description="Where that number comes from, in words.")]
     priority: Annotated[bool, Meta(description="Whether it orders requests by a `priority` field.")]
     warning: Annotated[str, Meta(description="What contradicts `slots`; empty where nothing does.")]
+    id_slots: Annotated[int, Meta(description="Slots of which Hive names one for each request; 0 where it names none.")]
     capabilities: BackendCapabilities
 
 
@@ -119,6 +120,7 @@ class Health(TypedDict):
     started_at: UnixSeconds
     state_dir: str
     runtime_dir: str
+    config_file: Annotated[str, Meta(description="The hive.conf that its daemon reads; empty: there is none.")]
     isolation: Isolation
     freezer: Annotated[str, Meta(description="How agents are frozen: `cgroup` or `signal`.")]
     limits: Annotated[str, Meta(description="Whether agents' limits hold, in words.")]
@@ -240,6 +242,15 @@ class Model(TypedDict):
     meta: dict[str, int | float | str | bool]
 
 
+class Speculation(TypedDict):
+    """Tokens that a server guessed ahead since it started, and those of them that its model accepted."""
+
+    drafted: int
+    accepted: int
+    rate: Annotated[float | None, Meta(description="Accepted within the last 10 minutes; null: none was drafted.")]
+    warning: Annotated[str, Meta(description="What is wrong with it, a sentence; else empty.")]
+
+
 class InferenceServer(TypedDict):
     """The inference server in use; `backend` is null and all else is empty where there is none."""
 
@@ -261,6 +272,7 @@ class Inference(InferenceServer):
     """The inference server in use, and the job that changes to another one; null where none is under way."""
 
     switch: Job | None
+    speculation: Annotated[Speculation | None, Meta(description="null: it does not speculate, or cannot tell.")]
 
 
 class Route(TypedDict):
@@ -396,7 +408,9 @@ class RequestView(TypedDict):
 
     Times in milliseconds: `duration_ms` since its first byte, `queue_ms` of that in line for a turn, `ttft_ms` until
     the answer's first byte. `name` is null where the agent was removed. `cut`: its client did not get a whole answer.
-    `waits_for`: how far its model's load is, of a queued one whose model is not loaded; else empty.
+    `waits_for`: how far its model's load is, of a queued one whose model is not loaded; else empty. `asked`: the name
+    that the request had for `model`, which served it; `rung`: the place of that model in the list of the task that was
+    asked, from 0, null where none was; `far`: the request left the box.
     """
 
     id: str
@@ -406,6 +420,9 @@ class RequestView(TypedDict):
     name: str | None
     tenant: str
     model: str
+    asked: str | None
+    rung: int | None
+    far: bool | None
     endpoint: str
     backend: str | None
     status: int | None
@@ -460,6 +477,12 @@ class Config(TypedDict):
     """Every setting but those of tenants and fields."""
 
     settings: list[Setting]
+
+
+class CloudConfig(TypedDict):
+    """`allowCloudFallback`: whether a far model may stand in for the one that a request asks for."""
+
+    allowCloudFallback: bool
 
 
 # what went wrong ------------------------------------------------------------------------------------------------------

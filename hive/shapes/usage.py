@@ -7,11 +7,12 @@ from typing import Annotated, NotRequired, TypedDict
 from msgspec import Meta
 
 from hive.domain import AgentStatus, BackendKind, By, Tier
-from hive.shapes.system import Mebibytes, Milliseconds
+from hive.shapes.system import Mebibytes, Milliseconds, UnixSeconds
 
 
 class Cost(TypedDict):
-    """Sums over ended requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end."""
+    """Sums over ended requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end;
+    `far`: left the box."""
 
     requests: int
     tokens_in: int
@@ -19,6 +20,7 @@ class Cost(TypedDict):
     cached_tokens: int
     unknown: int
     cut: int
+    far: int
 
 
 class AgentCost(Cost):
@@ -150,3 +152,25 @@ class InferenceStats(TypedDict):
     vram: Vram
     activeAgents: int
     concurrentRequests: int
+
+
+class Budget(TypedDict):
+    """One limit. `used`: by requests that have ended; those in flight count at the proxy, with what they will probably
+    cost."""
+
+    scope: Annotated[str, Meta(description="`agent` or `tenant`.")]
+    id: Annotated[str, Meta(description="The agent's id, or the tenant's name.")]
+    name: str
+    budget: Annotated[str, Meta(description="`tokens_per_day`, `tokens_per_month` or `cloud_tokens_per_day`.")]
+    limit: int
+    used: int
+    left: int
+    state: Annotated[str, Meta(description="`ok`, `soft` from 80 % on, or `spent`: requests are refused.")]
+    resets_at: UnixSeconds
+
+
+class BudgetList(TypedDict):
+    """Every budget of tokens, the one that ends first before the others. `zone`: where days and months end."""
+
+    zone: str
+    budgets: list[Budget]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.domain import Agent, AgentSpec, AgentStatus, CloudUse, SleepDepth
 from hive.errors import NotFound, Saturated, WrongState
 
 _decode_spec = msgspec.json.Decoder(AgentSpec).decode
@@ -32,8 +32,17 @@ INSERT INTO agent_prompts VALUES (?, ?, ?) ON CONFLICT (agent_id) DO UPDATE
 SET system_prompt = excluded.system_prompt, prewarm_on_start = excluded.prewarm_on_start
 WHERE system_prompt IS NOT excluded.system_prompt OR prewarm_on_start != excluded.prewarm_on_start
 """
-_ALL = """
-SELECT agents.*, system_prompt, prewarm_on_start FROM agents LEFT JOIN agent_prompts ON agent_id = agents.id
+_LIMITS = ("cloud", "tokens_per_day", "tokens_per_month", "cloud_tokens_per_day")
+"""The same."""
+_PUT_LIMITS = f"""
+INSERT INTO agent_limits (agent_id, {", ".join(_LIMITS)}) VALUES (?{", ?" * len(_LIMITS)})
+ON CONFLICT (agent_id) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in _LIMITS)}
+WHERE {" OR ".join(f"{name} IS NOT excluded.{name}" for name in _LIMITS)}
+"""
+_ALL = f"""
+SELECT agents.*, system_prompt, prewarm_on_start, {", ".join(f"agent_limits.{name}" for name in _LIMITS)} FROM agents
+LEFT JOIN agent_prompts ON agent_prompts.agent_id = agents.id
+LEFT JOIN agent_limits ON agent_limits.agent_id = agents.id
 ORDER BY created_at, id
 """
 
@@ -43,6 +52,7 @@ def insert(conn: sqlite3.Connection, agent: Agent) -> None:
     try:
         conn.execute(_INSERT, _row(agent))
         _put_prompt(conn, agent)
+        _put_limits(conn, agent)
     except sqlite3.IntegrityError as error:
         raise _taken(conn, agent) from error
 
@@ -55,6 +65,7 @@ def update(conn: sqlite3.Connection, agent: Agent) -> None:
     try:
         conn.execute(_UPDATE, _row(agent))
         _put_prompt(conn, agent)
+        _put_limits(conn, agent)
     except sqlite3.IntegrityError as error:
         raise _taken(conn, agent) from error
 
@@ -66,6 +77,7 @@ def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
     """
     conn.execute("DELETE FROM agents WHERE id = ?", (agent_id,))
     conn.execute("DELETE FROM agent_prompts WHERE agent_id = ?", (agent_id,))
+    conn.execute("DELETE FROM agent_limits WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM messages WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM schedules WHERE agent_id = ?", (agent_id,))
     conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
@@ -144,10 +156,19 @@ def _put_prompt(conn: sqlite3.Connection, agent: Agent) -> None:
         conn.execute(_PUT_PROMPT, (agent.id, spec.system_prompt, spec.prewarm_on_start))
 
 
+def _put_limits(conn: sqlite3.Connection, agent: Agent) -> None:
+    """Writes nothing where it is there already, too."""
+    limits = [getattr(agent.spec, name) for name in _LIMITS]
+    if limits.count(None) == len(limits):
+        conn.execute("DELETE FROM agent_limits WHERE agent_id = ?", (agent.id,))
+    else:
+        conn.execute(_PUT_LIMITS, (agent.id, *limits))
+
+
 def _row(agent: Agent) -> dict[str, object]:
     spec = agent.spec
     kept: dict[str, object] = msgspec.structs.asdict(spec)
-    for field in _PROMPT:
+    for field in (*_PROMPT, *_LIMITS):
         del kept[field]
     return {
         "id": agent.id,
@@ -177,6 +198,10 @@ def _agent(row: sqlite3.Row) -> Agent:
     if row["prewarm_on_start"] is not None:  # else it has no row among the prompts
         prompt, ahead = row["system_prompt"], bool(row["prewarm_on_start"])
         spec = msgspec.structs.replace(spec, system_prompt=prompt, prewarm_on_start=ahead)
+    limits = {name: row[name] for name in _LIMITS if row[name] is not None}
+    if limits:
+        cloud = {"cloud": CloudUse(limits["cloud"])} if "cloud" in limits else {}
+        spec = msgspec.structs.replace(spec, **limits | cloud)
     return Agent(
         id=row["id"],
         spec=spec,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from hive.store import anchors, audit, runtime_settings, second_copy
+from hive.store import anchors, audit, cache_epochs, op_nonces, runtime_settings, second_copy
 from hive.store.anchors import anchors_of
 from hive.store.chain import START, Head
 from hive.store.migrations import migrate
 from hive.store.plain_file import sync
-from hive.store.second_copy import Contents, copy_of
+from hive.store.second_copy import Behind, Contents, copy_of
 
 log = logging.getLogger("hive.store")
 
@@ -110,24 +110,31 @@ def begin_anew(path: Path, why: str) -> Loss:
     return loss
 
 
-def notice_rollback(path: Path, conn: sqlite3.Connection, behind: int) -> None:
+def notice_rollback(path: Path, conn: sqlite3.Connection, behind: Behind) -> None:
     """Notes it where a sound database lacks what had been committed, as after a damaged write-ahead log: commits that
     the second copy knew of, or rows of the audit table up to one with its hash noted outside.
 
-    `behind`: those commits; a lone one comes of a daemon that was killed. Raises sqlite3.Error, OSError.
+    A lone commit counts where the copy's seal has it: that is written after the database has answered it, so a daemon
+    that is killed before or in it leaves none. Raises sqlite3.Error, OSError.
     """
     last, now = _last_anchored(path), time.time()
     has_lost_rows = last.id > audit.numbered_to(conn)
-    if not has_lost_rows and behind <= 1:
+    if not has_lost_rows and not behind.is_loss:
         return
-    why = f"rows of the audit table up to {last.id}" if has_lost_rows else f"{behind} commits"
+    why = (
+        f"rows of the audit table up to {last.id}"
+        if has_lost_rows
+        else f"{behind.commits} commit{'s' * (behind.commits > 1)}"
+    )
     loss = Loss(at=now, why=why, aside="", copy="whole", agents=0, tokens=0, is_rollback=True)
     if has_lost_rows:
         anchors.append(anchors_of(path), last, now=now, is_beginning=True)
     conn.execute("BEGIN IMMEDIATE")
     try:
         runtime_settings.put(conn, NOTED, msgspec.json.encode(loss).decode(), actor="hive", now=now)
-        audit.go_on_after(conn, last if has_lost_rows else None, {"lost": why, "commits": behind}, now=now)
+        cache_epochs.note_put_back(conn, now)
+        op_nonces.forget_box(conn)  # tokens that were used in what is lost would be good again
+        audit.go_on_after(conn, last if has_lost_rows else None, {"lost": why, "commits": behind.commits}, now=now)
         conn.execute("COMMIT")
     except BaseException:
         conn.execute("ROLLBACK")
@@ -160,6 +167,7 @@ def _make(fresh: Path, loss: Loss, contents: Contents | None, last: Head) -> Non
         if contents is not None:
             second_copy.put_back(conn, dict(contents.rows), now=loss.at)
         runtime_settings.put(conn, NOTED, msgspec.json.encode(loss).decode(), actor="hive", now=loss.at)
+        cache_epochs.raise_all(conn, "hive", loss.at)  # flushes that it has lost hold all the same
         told = {"damaged": loss.why, "aside": loss.aside, "copy": loss.copy, "agents": loss.agents}
         audit.begin_anew(conn, last, told | {"tokens": loss.tokens}, now=loss.at)
         conn.execute("COMMIT")

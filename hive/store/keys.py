@@ -65,6 +65,11 @@ def vm_instance(instance: str) -> str:
     return f"hive:vm:instance:{instance}"
 
 
+def gpu_lease(lease: str) -> str:
+    """Its value is JSON: how much memory of which GPUs, and whose. Nobody is granted anything by it."""
+    return f"hive:gpu:lease:{lease}"
+
+
 def vm_cid(cid: int) -> str:
     """Its value is the agent's id."""
     return f"hive:vm:cid:{cid}"

@@ -158,6 +158,16 @@ class Live:
         self._waiting.set_value(keys.CONFIG_RUNTIME, msgspec.json.encode(values), None)
         self._something.set()
 
+    def set_lease(self, lease: str, held: Mapping[str, object], *, ttl_s: int) -> None:
+        """`hive:gpu:lease:{id}`, a JSON object: who holds how much memory of which GPUs, until when."""
+        self._waiting.set_value(keys.gpu_lease(lease), msgspec.json.encode(held), ttl_s)
+        self._something.set()
+
+    def drop_lease(self, lease: str) -> None:
+        """Deletes that key."""
+        self._waiting.drop_value(keys.gpu_lease(lease))
+        self._something.set()
+
     def publish(self, event: msgspec.Struct) -> None:
         """Publishes one of the structs of `store/channels.py` on its channel. While Redis is away it is dropped."""
         self._waiting.publish(CHANNELS[type(event)], msgspec.json.encode(event))
@@ -363,6 +373,8 @@ def _fill(pipeline: Any, batch: Batch) -> None:
         pipeline.hset(keys.agent_tokens(agent), mapping=totals)
     for key, (value, ttl_s) in batch.values.items():
         pipeline.set(key, value, ex=ttl_s)
+    for key in batch.gone_values:
+        pipeline.delete(key)
     for entry in batch.usage:
         pipeline.xadd(keys.USAGE_STREAM, dict(entry), maxlen=ENTRIES, approximate=True)
     for channel, message in batch.messages:

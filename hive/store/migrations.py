@@ -292,6 +292,142 @@ CREATE TABLE pool_pins (
 """
 """`pool_pins`: an operator's word, over what the model's entry says."""
 
+_LEASES = """
+CREATE TABLE leases (
+    token INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    label TEXT NOT NULL,
+    mb INTEGER NOT NULL,
+    gpus INTEGER NOT NULL,
+    band TEXT NOT NULL,
+    preemptible INTEGER NOT NULL,
+    is_whole INTEGER NOT NULL,
+    grace_s REAL NOT NULL,
+    wait_s REAL NOT NULL,
+    max_s REAL,
+    ttl_s REAL,
+    accounts TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    asked_s REAL NOT NULL,
+    granted_s REAL,
+    until_s REAL,
+    created_at REAL NOT NULL,
+    granted_at REAL,
+    ended_at REAL,
+    why TEXT NOT NULL,
+    code TEXT NOT NULL
+) STRICT;
+CREATE INDEX leases_living ON leases (token) WHERE state != 'ended';
+"""
+"""`asked_s`, `granted_s`, `until_s`: of the monotonic clock of the run of the machine `boot`."""
+
+_ASKED = """
+ALTER TABLE inference_usage ADD COLUMN asked TEXT NOT NULL DEFAULT '';
+ALTER TABLE inference_usage ADD COLUMN rung INTEGER;
+ALTER TABLE inference_usage ADD COLUMN far INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_hours ADD COLUMN far INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_days ADD COLUMN far INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_weeks ADD COLUMN far INTEGER NOT NULL DEFAULT 0;
+"""
+"""`asked`: the name that the request had for its model; `rung`: where that is in the list of the task that was asked;
+`far`: the request left the box, in the sums: so many did."""
+
+_AGENT_LIMITS = """
+CREATE TABLE agent_limits (
+    agent_id TEXT PRIMARY KEY,
+    cloud TEXT,
+    tokens_per_day INTEGER,
+    tokens_per_month INTEGER,
+    cloud_tokens_per_day INTEGER
+) STRICT;
+CREATE INDEX inference_usage_far ON inference_usage (created_at) WHERE far = 1;
+"""
+"""Not in the spec's own column, for the same reason as the prompts. NULL: no limit of its own."""
+
+_GOVERNANCE = """
+CREATE TABLE op_nonces (
+    nonce TEXT PRIMARY KEY,
+    operation TEXT NOT NULL,
+    approved_by TEXT NOT NULL,
+    used_at REAL NOT NULL,
+    keep_until REAL NOT NULL
+) STRICT;
+CREATE INDEX op_nonces_kept ON op_nonces (keep_until);
+
+CREATE TABLE op_box (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    id TEXT NOT NULL,
+    clock REAL NOT NULL
+) STRICT;
+"""
+"""Tokens of governed operations that were used. `clock`: the latest time this box has seen."""
+
+_BOX_MADE = """
+ALTER TABLE op_box ADD COLUMN made_at REAL NOT NULL DEFAULT 0;
+UPDATE op_box SET made_at = clock;
+"""
+"""The id of a box is as old as that: no token that names no box is older."""
+
+_CACHE_EPOCHS = """
+CREATE TABLE cache_epochs (
+    key TEXT PRIMARY KEY,
+    number INTEGER NOT NULL,
+    at REAL NOT NULL,
+    actor TEXT NOT NULL
+) STRICT;
+"""
+
+_PARKED_SLOTS = """
+CREATE TABLE parked_slots (
+    agent TEXT PRIMARY KEY,
+    cache_group TEXT NOT NULL,
+    server TEXT NOT NULL,
+    made_for TEXT NOT NULL,
+    file TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    tag TEXT NOT NULL,
+    at REAL NOT NULL
+) STRICT;
+"""
+"""One file for each sleeping agent (hive/store/parked_slots.py)."""
+
+_DEPLOYMENTS = """
+CREATE TABLE deployments (
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    path TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    base TEXT NOT NULL,
+    signature TEXT NOT NULL,
+    deployed_by TEXT NOT NULL,
+    at REAL NOT NULL,
+    state TEXT NOT NULL,
+    last_error TEXT NOT NULL
+) STRICT;
+"""
+"""`kind`: model, adapter or draft."""
+
+_LOAD_TASKS = """
+CREATE TABLE load_tasks (
+    job TEXT PRIMARY KEY,
+    asked TEXT NOT NULL,
+    model TEXT NOT NULL,
+    evicts TEXT NOT NULL,
+    state TEXT NOT NULL,
+    memory_mb INTEGER,
+    took_ms INTEGER,
+    error TEXT NOT NULL,
+    begun_at REAL NOT NULL,
+    ended_at REAL
+) STRICT;
+"""
+"""Loads that were ordered by the runner API. A task is answered for as long as there is this file, a job is not."""
+
 STEPS: tuple[str, ...] = (
     _FIRST,
     _CIDS,
@@ -304,6 +440,15 @@ STEPS: tuple[str, ...] = (
     _PROMPTS,
     _UIDS,
     _POOL,
+    _LEASES,
+    _ASKED,
+    _AGENT_LIMITS,
+    _GOVERNANCE,
+    _CACHE_EPOCHS,
+    _DEPLOYMENTS,
+    _LOAD_TASKS,
+    _BOX_MADE,
+    _PARKED_SLOTS,
 )
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""

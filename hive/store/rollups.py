@@ -62,6 +62,7 @@ class CountedRequest(NamedTuple):
     tokens_out: int | None
     cached_tokens: int | None
     cut: bool
+    far: bool = False
 
 
 class KeptSince(NamedTuple):
@@ -143,9 +144,9 @@ class _Key(NamedTuple):
 
 
 _KEY = "scope, begins, model, agent, tenant, backend"
-_COUNTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut")
+_COUNTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut", "far")
 _ADD = (
-    f"INSERT INTO {{}} ({_KEY}, {', '.join(_COUNTS)}) VALUES ({', '.join('?' * 12)})"
+    f"INSERT INTO {{}} ({_KEY}, {', '.join(_COUNTS)}) VALUES ({', '.join('?' * 13)})"
     f" ON CONFLICT ({_KEY}) DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
 )
 _Rows = dict[tuple[int, ...], list[int]]
@@ -164,6 +165,7 @@ def add(conn: sqlite3.Connection, requests: Iterable[CountedRequest]) -> None:
         sums[3] += one.cached_tokens or 0
         sums[4] += one.tokens_in is None or one.tokens_out is None
         sums[5] += one.cut
+        sums[6] += one.far
     if not hours:
         return
     rows = _rows(hours, _ids(conn, hours))
@@ -220,7 +222,8 @@ def _ids(conn: sqlite3.Connection, keys: Iterable[_Key]) -> dict[str, int]:
 def roll_up(conn: sqlite3.Connection) -> int:
     """Adds the newest rows that are in no sum yet, at most ROLLED_UP_AT_ONCE, and marks them; how many that were."""
     rows = conn.execute(
-        "SELECT rowid, agent_id, tenant, model, backend, created_at, tokens_in, tokens_out, cached_tokens, cut"
+        "SELECT rowid, agent_id, tenant, model, backend, created_at, tokens_in, tokens_out, cached_tokens, cut,"
+        " far"
         " FROM inference_usage WHERE rolled_up = 0 ORDER BY created_at DESC LIMIT ?",
         (ROLLED_UP_AT_ONCE,),
     ).fetchall()
@@ -245,6 +248,19 @@ def keep_from(now: float, *, requests_days: int, sums_days: int) -> KeptSince:
     requests_from = max(0, _start(now - requests_days * DAY_S, HOUR_S)) if requests_days else 0
     sums_from = max(0, _start(now - sums_days * DAY_S, WEEK_S)) if sums_days else 0
     return KeptSince(requests_from, min(sums_from, _start(requests_from, WEEK_S)))
+
+
+def with_periods(wanted: KeptSince, *, day_begins: float, month_begins: float) -> KeptSince:
+    """The same, with what budgets of a day and a month add up: requests of the day, sums of the month.
+
+    >>> at = 70 * 86400
+    >>> with_periods(KeptSince(at, 68 * 86400), day_begins=at + 60, month_begins=at - 20 * 86400)
+    KeptSince(requests_from=6048000, sums_from=4233600)
+    >>> with_periods(KeptSince(), day_begins=at, month_begins=at)
+    KeptSince(requests_from=0, sums_from=0)
+    """
+    requests_from = min(wanted.requests_from, _start(day_begins, HOUR_S))
+    return KeptSince(requests_from, min(wanted.sums_from, _start(month_begins, WEEK_S)))
 
 
 def kept(conn: sqlite3.Connection) -> KeptSince:

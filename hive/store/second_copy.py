@@ -1,5 +1,6 @@
-"""The second copy of what a damaged database may not take along: agents, the serials their tokens are derived from, and
-the tokens of the API. A file beside the database, and never older than the last answer about them.
+"""The second copy of what a damaged database may not take along: agents, the serials their tokens are derived from, the
+tokens of the API, and which op tokens were used. A file beside the database, and never older than the last answer about
+them.
 
 A line for each commit that changed any of it, on the disk before the commit is; the first line, the seal, says how many
 there are at least. Each line carries a checksum over itself and all before it: what was changed, or cut off behind the
@@ -67,8 +68,9 @@ def _as_they_are(*names: str) -> dict[str, str]:
     return {name: f"@{name}" for name in names}
 
 
-SETTINGS_KEPT = ("boot.id", "proxy.port")
-"""Runtime settings that are about the agents: which boot they live in, and the port in their environment."""
+SETTINGS_KEPT = ("boot.id", "proxy.port", "setting inference.cloud", "cloud.seeded")
+"""Runtime settings that are about the agents: which boot they live in, the port in their environment, and how far their
+requests may go."""
 _AGENT = _as_they_are(
     "id",
     "name",
@@ -87,7 +89,12 @@ _TOKEN = _as_they_are("id", "name", "digest", "role", "created_by", "created_at"
 TABLES = {
     "agents": _Table("id", {**_AGENT, "status": _STATUS}),
     "agent_prompts": _Table("agent_id", _as_they_are("agent_id", "system_prompt", "prewarm_on_start")),
+    "agent_limits": _Table(
+        "agent_id",
+        _as_they_are("agent_id", "cloud", "tokens_per_day", "tokens_per_month", "cloud_tokens_per_day"),
+    ),
     "api_tokens": _Table("id", _TOKEN),
+    "op_nonces": _Table("nonce", _as_they_are("nonce", "operation", "approved_by", "used_at", "keep_until")),
     "runtime_settings": _Table(
         "key",
         _as_they_are("key", "value", "actor", "updated_at"),
@@ -107,6 +114,7 @@ class Contents(NamedTuple):
     """A copy that is whole. `rows`: the last word about each; `said`: in which commit that was.
 
     `lines`, `size`, `digest`: how many lines count, the bytes up to their end, and the last one's checksum.
+    `settled`: the last commit that is known to have been made: the seal is written after it.
     """
 
     name: str
@@ -116,6 +124,7 @@ class Contents(NamedTuple):
     lines: int
     size: int
     digest: str
+    settled: int
 
     def count(self, table: str) -> int:
         return sum(1 for of, _ in self.rows if of == table)
@@ -123,6 +132,23 @@ class Contents(NamedTuple):
     def after(self, commit: int) -> dict[RowKey, RowDict | None]:
         """The rows that later commits changed; None where the row is gone."""
         return {key: self.rows.get(key) for key, said in self.said.items() if said > commit}
+
+
+class Behind(NamedTuple):
+    """Commits that only the copy knew of: in all, and `settled`, those that the database had for certain."""
+
+    commits: int = 0
+    settled: int = 0
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the database had more than it has. A single commit that is not settled is that of a daemon which was
+        killed before it, or between it and the seal: nothing tells which.
+
+        >>> [Behind(*counts).is_loss for counts in ((0, 0), (1, 0), (1, 1), (2, 0))]
+        [False, False, True, True]
+        """
+        return self.settled > 0 or self.commits > 1
 
 
 class CopyMark(NamedTuple):
@@ -157,7 +183,8 @@ def _parsed(data: bytes) -> Contents | str:
     seal = _SEAL.match(data)
     if seal is None or _seal(seal[1].decode(), int(seal[2]), int(seal[3])) != seal[0]:
         return "its first line is not as it was written"
-    name, sealed, commit = seal[1].decode(), int(seal[3]), int(seal[2])
+    name, sealed, settled = seal[1].decode(), int(seal[3]), int(seal[2])
+    commit = settled
     rows: dict[RowKey, RowDict] = {}
     said: dict[RowKey, int] = {}
     lines, size, digest = 0, seal.end(), name
@@ -172,7 +199,7 @@ def _parsed(data: bytes) -> Contents | str:
                 rows[table, key] = row
     if lines < sealed:
         return f"line {lines + 1} of {sealed} is not as it was written"
-    return Contents(name, commit, rows, said, lines, size, digest)
+    return Contents(name, commit, rows, said, lines, size, digest, settled)
 
 
 def _whole_lines(data: bytes, at: int, digest: str) -> Iterator[tuple[_Line, int, str]]:
@@ -278,8 +305,8 @@ def _upsert(conn: sqlite3.Connection, table: str, new: RowDict, changed: RowDict
     )
 
 
-def agreeing(database: Path, conn: sqlite3.Connection) -> tuple[SecondCopy, int]:
-    """The copy of an open database, with both saying the same; how many commits only the copy knew of.
+def agreeing(database: Path, conn: sqlite3.Connection) -> tuple[SecondCopy, Behind]:
+    """The copy of an open database, with both saying the same; what only the copy knew of.
 
     Those the database gets: one was killed between the two, more went with a damaged write-ahead log. A copy that is of
     another database (a backup was restored), is damaged, or says else is written anew: the database is sound.
@@ -292,11 +319,11 @@ def agreeing(database: Path, conn: sqlite3.Connection) -> tuple[SecondCopy, int]
         raise explain.os_error(error, path) from error
     if damage:
         log.error("second_copy_damaged path=%s error=%s: it is written anew", path, damage)
-    mark, behind = mark_of(conn), 0
+    mark, behind = mark_of(conn), Behind()
     if contents is not None and (mark is None or contents.name != mark.name):
         contents = None
     if contents is not None and mark is not None and contents.commit > mark.commit:
-        behind = contents.commit - mark.commit
+        behind = Behind(contents.commit - mark.commit, max(0, contents.settled - mark.commit))
         _catch_up(conn, contents, mark)
     copy = SecondCopy(path, conn)
     try:

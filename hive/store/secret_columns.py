@@ -27,7 +27,7 @@ def _columns(open_: str, secret: str = "") -> Columns:
     return Columns(frozenset(open_.split()), frozenset(secret.split()))
 
 
-_SUMS = _columns("scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut")
+_SUMS = _columns("scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far")
 
 TABLES: Mapping[str, Columns] = {
     # The serial is no secret: a token is made with the box key, which is in a file of its own.
@@ -37,6 +37,7 @@ TABLES: Mapping[str, Columns] = {
         " stopped_by",
         secret="spec",  # with the values of the agent's environment
     ),
+    "agent_limits": _columns("agent_id cloud tokens_per_day tokens_per_month cloud_tokens_per_day"),
     "agent_prompts": _columns("agent_id prewarm_on_start", secret="system_prompt"),
     "api_tokens": _columns(
         "id name role created_by created_at expires_at revoked_at last_used_at",
@@ -44,16 +45,26 @@ TABLES: Mapping[str, Columns] = {
     ),
     "audit_log": _columns("id at actor act target origin outcome detail prev hash"),
     "audit_pruned": _columns("one id hash"),
+    "cache_epochs": _columns("key number at actor"),
+    "deployments": _columns("id kind name digest path backend base signature deployed_by at state last_error"),
     "footprints": _columns("key data updated_at"),
+    "leases": _columns(
+        "token kind state actor label mb gpus band preemptible is_whole grace_s wait_s max_s ttl_s accounts boot"
+        " asked_s granted_s until_s created_at granted_at ended_at why code"
+    ),
     "inference_usage": _columns(
         "id agent_id tenant model backend endpoint unit tokens_in tokens_out cached_tokens estimated cut queue_ms"
-        " ttft_ms duration_ms status client_request_id created_at rolled_up"
+        " ttft_ms duration_ms status client_request_id created_at rolled_up asked rung far"
     ),
     "jobs": _columns("id kind state progress eta_s plan result error actor created_at updated_at"),
+    "load_tasks": _columns("job asked model evicts state memory_mb took_ms error begun_at ended_at"),
     "messages": _columns(
         "number id agent_id sender sent_at attempts refusals last_error delivered_at refused_at",
         secret="text",
     ),
+    "op_box": _columns("one id clock made_at"),
+    "op_nonces": _columns("nonce operation approved_by used_at keep_until"),
+    "parked_slots": _columns("agent cache_group server made_for file bytes tokens tag at"),
     "pool_pins": _columns("model pinned since actor"),
     "runtime_settings": _columns("key value actor updated_at"),
     "schedules": _columns("id agent_id at every_s clock note actor created_at last_at last_outcome"),

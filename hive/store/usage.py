@@ -22,6 +22,7 @@ from hive.store.rollups import ALL, CountedRequest, Piece, Scope, UsageTable
 _COLUMNS = (
     *("id", "agent_id", "tenant", "model", "backend", "endpoint", "unit", "tokens_in", "tokens_out", "cached_tokens"),
     *("estimated", "cut", "queue_ms", "ttft_ms", "duration_ms", "status", "client_request_id", "created_at"),
+    *("asked", "rung", "far"),
 )
 # DO NOTHING on the key alone: OR IGNORE would also swallow a broken row.
 _INSERT = (
@@ -77,6 +78,7 @@ def _counted(event: UsageEvent) -> CountedRequest:
         event.tokens_out,
         event.cached_tokens,
         event.cut,
+        event.far,
     )
 
 
@@ -152,6 +154,9 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     client_request_id: str | None
     created_at: float
+    asked: str
+    rung: int | None
+    far: bool
 
 
 def request(conn: sqlite3.Connection, id: str) -> EndedRequest | None:
@@ -161,7 +166,7 @@ def request(conn: sqlite3.Connection, id: str) -> EndedRequest | None:
         return None
     found = dict(zip(_COLUMNS, row, strict=True))
     return EndedRequest(
-        agent=found.pop("agent_id"), **found | {name: bool(found[name]) for name in ("estimated", "cut")}
+        agent=found.pop("agent_id"), **found | {name: bool(found[name]) for name in ("estimated", "cut", "far")}
     )
 
 
@@ -224,7 +229,8 @@ def spent_since(conn: sqlite3.Connection, since: float) -> SpentSums:
 
 
 class CostSums(msgspec.Struct, frozen=True):
-    """Sums over requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end."""
+    """Sums over requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end;
+    `far`: left the box."""
 
     requests: int = 0
     tokens_in: int = 0
@@ -232,6 +238,7 @@ class CostSums(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     unknown: int = 0
     cut: int = 0
+    far: int = 0
 
 
 class CostOfAgent(CostSums, frozen=True, kw_only=True):
@@ -300,7 +307,8 @@ def total(costs: Iterable[CostSums]) -> CostSums:
 # --- sums --------------------------------------------------------------------------------------------------------
 
 _COSTS = """count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), coalesce(sum(cached_tokens), 0),
-    coalesce(sum(tokens_in IS NULL OR tokens_out IS NULL), 0), coalesce(sum(cut), 0)"""
+    coalesce(sum(tokens_in IS NULL OR tokens_out IS NULL), 0), coalesce(sum(cut), 0),
+    coalesce(sum(far), 0)"""
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in CostSums.__struct_fields__)
 _COLUMN = {By.AGENT: "agent_id", By.TENANT: "tenant", By.MODEL: "model", By.BACKEND: "backend"}
 _HOUR = f"CAST(created_at AS INTEGER) / {rollups.HOUR_S} * {rollups.HOUR_S}"

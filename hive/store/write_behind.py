@@ -33,6 +33,7 @@ class AgentKeys(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct):
     """One pipeline, `forgotten` first. Totals are `(in, out, requests)`; values `(bytes, TTL in s)`.
 
+    `gone_values`: keys of values that are to be deleted, none of them in `values`.
     `prompts`: hash → text, and all the agents that have it; nobody has one without agents any more. `gone_prompts`:
     agents that have none any more.
     """
@@ -46,6 +47,7 @@ class Batch(msgspec.Struct):
     touched: dict[str, float] = {}
     totals: dict[str, tuple[int, int, int]] = {}
     values: dict[str, tuple[bytes, int | None]] = {}
+    gone_values: set[str] = set()
     messages: list[tuple[str, bytes]] = []
     usage: list[StreamFields] = []
 
@@ -135,6 +137,11 @@ class WriteBehind:
 
     def set_value(self, key: str, value: bytes, ttl_s: int | None) -> None:
         self._batch.values[key] = (value, ttl_s)
+        self._batch.gone_values.discard(key)
+
+    def drop_value(self, key: str) -> None:
+        self._batch.values.pop(key, None)
+        self._batch.gone_values.add(key)
 
     def publish(self, channel: str, message: bytes) -> None:
         self.messages_dropped += len(self._messages) == MESSAGES
@@ -178,6 +185,8 @@ class WriteBehind:
         now.totals = {**{agent: said for agent, said in batch.totals.items() if agent not in later}, **now.totals}
         for agent in batch.touched.keys() - later:
             self.touch(agent, batch.touched[agent])
-        now.values = {**batch.values, **now.values}
+        kept = {key: value for key, value in batch.values.items() if key not in now.gone_values}
+        now.gone_values |= batch.gone_values - now.values.keys()
+        now.values = {**kept, **now.values}
         self.messages_dropped += len(batch.messages)
         self._usage = deque([*batch.usage, *self._usage], maxlen=ENTRIES)

@@ -28,6 +28,7 @@ from hive.tui.screens.agent import AgentScreen
 from hive.tui.screens.backend import BackendScreen
 from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.screens.keys import Keys, told
+from hive.tui.screens.leases import LeaseScreen
 from hive.tui.snapshot import AgentLine, Snapshot
 from hive.tui.source import Source
 from hive.tui.threads import in_thread
@@ -111,6 +112,7 @@ class Top(App[int]):
         Binding("S", "verb('stop')", "Stop"),
         Binding("x", "verb('remove')", "Remove"),
         Binding("b", "backend", "Switch"),
+        Binding("l", "leases", "Leases", show=False),
         Binding("y", "copy_id", "Copy the agent's id", show=False),
         Binding("space", "hold", "Hold what is shown", show=False),
         Binding("question_mark", "keys", "Keys"),
@@ -232,7 +234,7 @@ class Top(App[int]):
         self._table.show(snapshot.agents)
         self._draw()
         for screen in self.screen_stack:
-            if isinstance(screen, AgentScreen):
+            if isinstance(screen, AgentScreen | LeaseScreen):
                 screen.show(snapshot)
 
     def _draw(self) -> None:
@@ -262,8 +264,10 @@ class Top(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         # Of the table alone: no other screen says that it is held.
-        if action in ("filter", "end_filter", "hold") and self.is_running and not self._is_table_in_front:
+        if action in ("filter", "end_filter", "hold", "leases") and self.is_running and not self._is_table_in_front:
             return False
+        if action in ("verb", "backend", "copy_id") and any(isinstance(one, LeaseScreen) for one in self.screen_stack):
+            return False  # they are about an agent, and there is none in sight
         if action == "end_filter" and self.is_running:
             return bool(self._filter.display)
         return action not in ("verb", "backend") or (not self._readonly and self.snapshot.is_live)
@@ -347,6 +351,17 @@ class Top(App[int]):
 
     def on_agent_screen_wanted(self, event: AgentScreen.Wanted) -> None:
         self.action_verb(event.verb)
+
+    def action_leases(self) -> None:
+        page = LeaseScreen(
+            self.snapshot,
+            self.history,
+            self._source,
+            unicode=self._unicode,
+            may_act=not self._readonly,
+            is_held=self._held,
+        )
+        self.push_screen(page)
 
     def action_backend(self) -> None:
         self.push_screen(BackendScreen(self._source, unicode=self._unicode))

@@ -117,12 +117,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("MODEL", 14, lambda row: row.model or UNKNOWN, lambda row: row.model or "", from_width=120, wide=28),
     Column("REQ", 3, lambda row: count(row.in_flight), lambda row: _known(row.in_flight), True, 50),
     Column("TOK/S", 5, lambda row: count(row.tokens_per_s), lambda row: _known(row.tokens_per_s), True, 64),
+    Column("BUDGET", 6, lambda row: percent(row.budget_percent), lambda row: _known(row.budget_percent), True, 132),
     Column("RAM", 5, lambda row: size(row.rss_bytes), lambda row: _known(row.rss_bytes), True, 40),
     Column("SAVED", 5, lambda row: size(row.saved_bytes), lambda row: _known(row.saved_bytes), True, 72),
     Column("IDLE", 5, lambda row: span(row.idle_s), lambda row: _known(row.idle_s), True, 44),
     Column("WHY", 0, lambda row: row.why, lambda row: row.why),
 )
-"""REQ counts the requests in flight."""
+"""REQ counts the requests in flight; BUDGET is the share that is spent of the budget of tokens that ends first."""
 NARROW, WIDE = 28, 160
 
 
@@ -134,6 +135,14 @@ def count(number: float | None) -> str:
     if number is None:
         return UNKNOWN
     return f"{number:.1f}" if isinstance(number, float) and 0 < number < 100 else f"{number:.0f}"
+
+
+def percent(share: int | None) -> str:
+    """
+    >>> percent(None), percent(85)
+    ('', '85%')
+    """
+    return "" if share is None else f"{share}%"
 
 
 def some(number: int, what: str) -> str:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from hive.terminal_text import shares
 from hive.tui.cells import size, some, span
 from hive.tui.charts import spark
-from hive.tui.gpus import ASCII, BLOCKS, Drawing, gpu_lines, name_of
+from hive.tui.gpus import Drawing, gpu_lines, name_of
 from hive.tui.lines import Line, LinePart, Role, cut, joined, line
-from hive.tui.snapshot import GpuRow, PoolAccountLine, PoolLook, PoolSlotLine
+from hive.tui.snapshot import GpuRow, PoolAccountLine, PoolLeaseRow, PoolLook, PoolSlotLine
 
 HOST = "cpu"
 INDENT = " " * 6
 NAME_MAX = 24
-ROLES: tuple[Role, ...] = ("good", "going", "warn", "rule")
-"""Of memory that models hold, that is booked for them besides, that others hold, and that is free."""
+SIGNS, SIGNS_ASCII = "█▓▚▒░", "#+=-."
+ROLES: tuple[Role, ...] = ("good", "going", "bold", "warn", "rule")
+"""Of memory that models hold, that is booked for them besides, that leases and others hold, and that is free."""
+LEASE_ROLES: dict[str, Role] = {"running": "good", "overdue": "bad", "waiting": "dim"}
 STATE_ROLES: dict[str, Role] = {"ready": "good", "failed": "bad", "cold": "dim", "asleep": "dim"}
 """Of a slot's state; all others are `going`."""
 AWAY = ("cold",)
@@ -27,7 +29,8 @@ def pool_title(pool: PoolLook) -> str:
     'pool: 1 of 2 models loaded'
     """
     loaded = sum(slot.state in ("ready", "draining") for slot in pool.slots)
-    return f"pool: {loaded} of {some(len(pool.slots), 'model')} loaded"
+    leases = f", {some(len(pool.leases), 'lease')}" if pool.leases else ""
+    return f"pool: {loaded} of {some(len(pool.slots), 'model')} loaded{leases}"
 
 
 def pool_lines(pool: PoolLook, gpus: Sequence[GpuRow], room: int, drawing: Drawing) -> list[Line]:
@@ -43,11 +46,13 @@ def pool_lines(pool: PoolLook, gpus: Sequence[GpuRow], room: int, drawing: Drawi
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     known = {account.id for account in pool.accounts}
-    heads = [_account(account, by_uuid.get(account.id), drawing) for account in pool.accounts]
+    heads = [account_line(account, by_uuid.get(account.id), drawing) for account in pool.accounts]
     heads += gpu_lines([gpu for gpu in gpus if gpu.uuid not in known], 1000, drawing)
     if len(heads) >= room:
         heads = gpu_lines(gpus, max(1, room - 1), drawing) if gpus else heads[: max(1, room - 1)]
-    lines = [*heads, *_slots(pool.slots, max(0, room - len(heads)), drawing.width)]
+    left = max(0, room - len(heads))
+    leases = [_lease(lease) for lease in pool.leases][: left // 2]
+    lines = [*heads, *_slots(pool.slots, left - len(leases), drawing.width), *leases]
     return [cut(found, drawing.width, unicode=drawing.unicode) for found in lines[:room]]
 
 
@@ -70,7 +75,7 @@ def _progress(slot: PoolSlotLine) -> str:
     return f"loading {slot.model}, {slot.loading_s:.0f} s of about {slot.load_s:.0f}"
 
 
-def _account(account: PoolAccountLine, gpu: GpuRow | None, drawing: Drawing) -> Line:
+def account_line(account: PoolAccountLine, gpu: GpuRow | None, drawing: Drawing) -> Line:
     """`GPU 0  ████▓▓▒░░ 92G/140G free 40G ▁▂▃▅ H200`; a GPU that has gone says so."""
     label = "host" if account.id == HOST else f"GPU {gpu.number}" if gpu is not None else account.id[:12]
     if gpu is not None and gpu.fault and gpu.total_bytes is None:
@@ -78,8 +83,9 @@ def _account(account: PoolAccountLine, gpu: GpuRow | None, drawing: Drawing) -> 
     room = drawing.width - 30
     bar, curve = max(4, min(48, room * 4 // 9)), max(0, min(40, room // 4))
     held = account.measured_bytes or 0
-    cells = shares([held, max(0, account.charged_bytes - held), account.foreign_bytes], account.total_bytes, bar)
-    signs = BLOCKS if drawing.unicode else ASCII
+    parts_of = [held, max(0, account.charged_bytes - held), account.leased_bytes, account.foreign_bytes]
+    cells = shares(parts_of, account.total_bytes, bar)
+    signs = SIGNS if drawing.unicode else SIGNS_ASCII
     drawn = zip((*cells, bar - sum(cells)), signs, ROLES, strict=True)
     known = account.measured_bytes if account.id == HOST and account.used_bytes is None else account.used_bytes
     used = "n/a" if known is None else size(known)
@@ -133,6 +139,17 @@ def _cold(slots: Sequence[PoolSlotLine], width: int) -> str:
 
 def _in_short(slot: PoolSlotLine) -> Line:
     return line(f"{slot.model} ", LinePart(slot.state, STATE_ROLES.get(slot.state, "going")))
+
+
+def _lease(lease: PoolLeaseRow) -> Line:
+    """`lease l-17 python train.py  running  8.0G  it is held`."""
+    return line(
+        INDENT,
+        f"lease {lease.id} {lease.label}".rstrip() + "  ",
+        LinePart(lease.state, LEASE_ROLES.get(lease.state, "going")),
+        f"  {size(lease.memory_bytes)}" if lease.memory_bytes else "",
+        f"  {lease.why}",
+    )
 
 
 def _slot(slot: PoolSlotLine, wide: int) -> Line:

@@ -6,7 +6,7 @@ Times named `at` are Unix seconds; None is unknown, which is not 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +28,8 @@ LOWEST_RATE = 0.05
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One agent. `saved_bytes`: of its memory, in swap while it sleeps; `why`: why it is awake, asleep or down."""
+    """One agent. `saved_bytes`: of its memory, in swap while it sleeps; `why`: why it is awake, asleep or down.
+    `budget_percent`: spent of the budget that ends first, of its own and its tenant's."""
 
     id: str
     name: str
@@ -53,6 +54,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     last_wake_cause: str | None
     wakes: int | None
     pauses: int | None
+    budget_percent: int | None = None
 
 
 class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,17 @@ class PoolAccountLine(msgspec.Struct, frozen=True):
     used_bytes: int | None
     foreign_bytes: int
     free_bytes: int
+    leased_bytes: int = 0
+
+
+class PoolLeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease: a program that is no model, or one that waits. `memory_bytes`: booked for it."""
+
+    id: str
+    state: str
+    label: str = ""
+    why: str = ""
+    memory_bytes: int = 0
 
 
 class PoolSlotLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,11 +168,23 @@ class PoolSlotLine(msgspec.Struct, frozen=True, kw_only=True):
     wake_s: float | None = None
 
 
+class PoolShare(msgspec.Struct, frozen=True):
+    """The memory that one model, service or lease is charged in one account. `holder`: model, backend or lease;
+    `name`: the model, the kind of service, or the lease's id."""
+
+    account: str
+    holder: str
+    name: str
+    memory_bytes: int
+
+
 class PoolLook(msgspec.Struct, frozen=True):
-    """The pool of models."""
+    """The pool of models. `shares`: of every account, in the order in which the API tells them."""
 
     accounts: list[PoolAccountLine]
     slots: list[PoolSlotLine]
+    leases: list[PoolLeaseRow] = []
+    shares: list[PoolShare] = []
 
 
 class EventLine(msgspec.Struct, frozen=True):
@@ -230,6 +255,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     last_wake_cause: str | None
     wakes: int
     pauses: int
+    budget_percent: int | None = None
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -397,6 +423,7 @@ def _agent(view: View, now: float, before: AgentLine | None, elapsed_s: float, i
         last_wake_cause=view.last_wake_cause,
         wakes=view.wakes,
         pauses=view.pauses,
+        budget_percent=view.budget_percent,
     )
 
 
@@ -452,7 +479,24 @@ def _pool(answer: Answer) -> PoolLook | None:
         return None
     held = {slot["id"]: sum(grant["charged_bytes"] for grant in slot["grants"]) for slot in answer["slots"]}
     slots = [{**slot, "memory_bytes": held[slot["id"]]} for slot in answer["slots"]]
-    return msgspec.convert({"accounts": answer["accounts"], "slots": slots}, PoolLook)
+    leases = [
+        {**lease, "memory_bytes": sum(grant["charged_bytes"] for grant in lease["grants"])}
+        for lease in answer.get("leases", [])
+    ]
+    look = {"accounts": answer["accounts"], "slots": slots, "leases": leases, "shares": [*_shares(answer)]}
+    return msgspec.convert(look, PoolLook)
+
+
+def _shares(answer: Answer) -> Iterator[dict[str, Any]]:
+    for holder, rows, name in (("model", "slots", "model"), ("backend", "backends", "kind"), ("lease", "leases", "id")):
+        for row in answer.get(rows, []):
+            for grant in row["grants"]:
+                yield {
+                    "account": grant["account"],
+                    "holder": holder,
+                    "name": row[name],
+                    "memory_bytes": grant["charged_bytes"],
+                }
 
 
 def _memory(answer: Answer) -> MemoryLine:

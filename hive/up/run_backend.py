@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from hive.backends.launch import RUNTIME, STATE, launch
+import msgspec
+
+from hive.backends.launch import RUNTIME, STATE, launch, without_ram_cache
+from hive.backends.vllm_numba import check_numba
 from hive.errors import DependencyDown
 from hive.host.process import replace
 from hive.settings.pool import OLLAMA
-from hive.settings.table import InferenceSection, Settings
+from hive.settings.table import Settings
 from hive.worker.place import check, free
 
 OLLAMAS_OWN = 3
@@ -34,7 +38,7 @@ def for_pool(kind: str, settings: Settings, environment: Mapping[str, str]) -> M
 
 def become(
     kind: str,
-    inference: InferenceSection,
+    settings: Settings,
     environment: Mapping[str, str],
     *,
     runtime: Path | None = None,
@@ -44,8 +48,12 @@ def become(
 
     Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already.
     """
+    inference = msgspec.structs.replace(without_ram_cache(settings), llama_slot_dir="")  # of `hive up` alone
     found = launch(kind, inference, environment, runtime=runtime or RUNTIME, state=state or STATE)
     check(found.needed)
+    check_numba(kind, settings.inference, settings.inference.speculative)
+    with suppress(OSError):  # llama-server starts with no directory that is not there, and says so
+        (state or STATE).mkdir(parents=True, exist_ok=True)
     if found.socket is not None:
         free(found.socket)
     try:

@@ -14,6 +14,9 @@ import msgspec
 from hive.backends.entries import ModelEntry, entries_of, started_entries
 from hive.backends.entry_launch import launch_entry
 from hive.backends.entry_sleep import why_no_sleep
+from hive.backends.launch import without_ram_cache
+from hive.backends.slot_place import with_slot_place
+from hive.backends.vllm_numba import check_numba
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound
 from hive.host.notify import Notifier
@@ -52,21 +55,24 @@ def supervised(
             settings()
         if not wait_for_grant(grant, mark_of(grant), warden=line.process.pid):
             return 0
-    read = settings()
+    read, no_slots = with_slot_place(settings(), is_apart=hive_state is None)
     entry = entry_of(slot, read, hive_state)
     given = read_grant(grant)
     made = launch_entry(
         entry,
         given.accounts,
         given.context,
-        read.inference,
+        without_ram_cache(read),
         os.environ,
         socket=socket,
         state=state,
-        weights_bytes=_size(entry.path) if entry.kind == BackendKind.VLLM else 0,
+        weights_bytes=_size(entry.path) + _size(entry.draft) if entry.kind == BackendKind.VLLM else 0,
         may_sleep=not why_no_sleep(entry, read.pool, given.accounts),
     )
+    check_numba(entry.kind, read.inference, entry.row.speculative)
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+    if no_slots:
+        log.warning("slots_not_kept reason=%r", no_slots)
     state.mkdir(parents=True, exist_ok=True)
     return end_now(asyncio.run(supervise(made, TimeoutProfile(), notifier, line=line)))
 
@@ -102,8 +108,10 @@ def read_grant(path: Path) -> SlotGrant:
         raise BadRequest(f"{path} is no grant: {error}") from None
 
 
-def _size(path: Path) -> int:
-    """Bytes of the model's files; 0 where they cannot be read: its server says so then."""
+def _size(path: Path | None) -> int:
+    """Bytes of the model's files; 0 where there is none, or they cannot be read: its server says so then."""
+    if path is None:
+        return 0
     from hive.backends.model_files import find
 
     try:

@@ -190,6 +190,16 @@ class Connection(asyncio.Protocol):
         self.close()
 
     @property
+    def peer(self) -> str:
+        """The address of its client, for a log; empty where it has none."""
+        if not self._is_tcp:
+            return ""
+        try:
+            return str(self.sock.getpeername()[0])
+        except OSError:
+            return ""
+
+    @property
     def asks_head(self) -> bool:
         """Says that the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
         return self._parser.asks_head if self._request is None else self._request.method == b"HEAD"

@@ -37,6 +37,7 @@ WITHOUT_BODY = frozenset({b"GET", b"HEAD"})
 
 Fields = list[tuple[bytes, bytes]]
 
+_UNDERSCORE = ord("_")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,24}) ([!-~]+) HTTP/([0-9])\.([0-9])")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [\t -~\x80-\xff]*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -189,7 +190,7 @@ def check_fields(fields: Fields, *, method: bytes, v11: bool) -> Framing:
     connection: list[bytes] = []
     expects = False
     for name, value in fields:
-        if b"_" in name:
+        if _UNDERSCORE in name:
             raise BadRequest("a field name with an underscore")
         if name not in _FRAMES:
             continue

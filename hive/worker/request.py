@@ -118,7 +118,7 @@ class SubmittedRequest:
             async with aclosing(answer(socket, self._body(), self.progress)) as chunks:
                 async for chunk in chunks:
                     if self._first_data_at is None:
-                        self._first_data_at = self._clock()
+                        self._first_data_at = self.progress.data_at or self._clock()
                     if loop.feed(self._text.take(chunk)):
                         raise AnswerFailed(
                             FailReason.REPEATED_LINE_LOOP, "the model writes the same line again and again"

@@ -13,7 +13,7 @@ import jsonschema_rs
 
 from hive.api.app import rows
 from hive.api.openapi import document
-from hive.api.routes import EVENTS, RouteRow
+from hive.api.routes import EVENTS, NDJSON, RouteRow
 
 
 class Nobody:
@@ -47,13 +47,16 @@ def check_answer(row: RouteRow, answer: httpx.Response) -> None:
     """The same for a whole answer of this row, an error included."""
     described = STRICT["paths"][row.path][row.method.lower()]["responses"][str(answer.status_code)]
     if "$ref" in described:
-        described = STRICT["components"]["responses"][str(answer.status_code)]
+        described = STRICT["components"]["responses"][described["$ref"].rpartition("/")[2]]
     ((kind, content),) = described["content"].items()
     assert answer.headers["content-type"].partition(";")[0] == kind.partition(";")[0]
     if kind == EVENTS:
         for event in events_of(answer.text):
             check(content["schema"], event)
             check({"$ref": "#/components/schemas/Event"}, json.loads(event["data"]))
+    elif kind == NDJSON:
+        for told in answer.text.splitlines():
+            check({"$ref": "#/components/schemas/LeaseView"}, json.loads(told))
     elif kind.endswith("json"):
         check(content["schema"], answer.json())
 

@@ -39,12 +39,14 @@ from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
 from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
+from hive.link.tasks import RungRow, TaskRoute
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
+from hive.settings.tasks import TaskRow
 from hive.slots.model_slots import ModelSlots
 from hive.store import jobs, usage
 from hive.store.database import Database
@@ -134,6 +136,9 @@ class OwnProxy(ProxyPeer):
     def __init__(self, path: Path, *, inbox: int) -> None:
         self._inbox = inbox
         super().__init__(path)
+        rungs = [RungRow(model="meta/tiny", served="meta/tiny", state="cold"), RungRow(model="second", refused="no")]
+        route = TaskRoute(name="plan", aliases=["gpt-4"], rungs=rungs, rung=0, waits=True, why="meta/tiny is cold")
+        self.tasks.append(route)
 
     def _greet(self, link: Link) -> None:
         link.tell(Hello(role=self.role, epoch=self._epoch))
@@ -187,7 +192,9 @@ class Contained(Box):
     async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
         backend = (BackendKind.DEMO, str(self.paths.runtime / "demo.sock"))
         models = {name: ModelRow(file=str(self.paths.state / "none.gguf")) for name in ("meta/tiny", "second")}
-        settings = msgspec.structs.replace(settings, models=models)  # without a file no server is ever started
+        tasks = {"plan": TaskRow(models="meta/tiny | second")}
+        # without a file no server is ever started
+        settings = msgspec.structs.replace(settings, models=models, tasks=tasks)
         api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()
@@ -265,6 +272,9 @@ def event(no: int, agents: list[str]) -> UsageEvent:
         status=200,
         client_request_id=None if no % 2 else f"client {no}",
         created_at=time.time() - no * DAY_S / 16,
+        asked=("demo", "task:plan")[no % 2],
+        rung=1 if no % 2 else None,
+        far=no % 3 == 0,
     )
 
 

@@ -10,10 +10,10 @@ from hive.store.audit import AuditRecord
 from tests.api.described import ROWS
 
 ACTS = (
-    "access apply cancel_job cancel_request cancel_schedule change_config create create_token "
-    "delete_responses drop_message exec keep_awake load_model pause pin_model pull_model query_database refresh_models "
-    "remove remove_many remove_model restart resume revoke_token schedule send "
-    "shutdown start stop switch tokens unload_model unpin_model"
+    "access apply ask_lease cancel_job cancel_request cancel_schedule change_cloud change_config create "
+    "create_token delete_responses drop_message end_lease exec flush_cache keep_awake load_model pause pin_model "
+    "pull_model query_database refresh_models remove remove_many remove_model renew_lease restart resume revoke_token "
+    "runner_flush runner_load runner_unload schedule send shutdown start stop switch tokens unload_model unpin_model"
 )
 """Of the orders, as the audit table has them since its beginning: filters and reports go by them."""
 

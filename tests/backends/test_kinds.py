@@ -20,7 +20,7 @@ ASKING = {"ask", "backend", "one_token", "pulling", "recognise"}
 LOADED = """
 import sys
 import hive.settings.table, hive.domain, hive.errors
-import hive.models.capabilities, hive.models.salts, hive.models.whereabouts
+import hive.models.cache_epochs, hive.models.capabilities, hive.models.salts, hive.models.whereabouts
 before = set(sys.modules)
 import hive.backends.kinds
 print(*sorted(set(sys.modules) - before))
@@ -55,7 +55,7 @@ def test_the_proxy_loads_the_kinds_and_nothing_that_asks() -> None:
 def test_the_proxy_loads_no_client_of_redis() -> None:
     _, hives, packages = loaded()
     assert not packages & {"redis", "hiredis"}
-    assert "hive.proxy.usage_spool" in hives
+    assert "hive.metering.usage_spool" in hives
     assert not hives & {"hive.store.live", "hive.store.redis_at", "hive.store.viewer"}
 
 

@@ -61,6 +61,14 @@ def test_vllm_has_the_flags_of_the_original_specification() -> None:
     assert "--speculative-config" not in found.command
 
 
+def test_a_llama_server_keeps_prompts_where_a_flush_reaches_them_or_cannot_be_flushed() -> None:
+    usual, kept = started(BackendKind.LLAMA), started(BackendKind.LLAMA, llama_cache_ram_mb=512)
+    assert value_of(usual, "--slot-save-path") == "/var/lib/hive/inference"
+    assert usual.environment["LLAMA_ARG_CACHE_RAM"] == "0"
+    assert "--slot-save-path" not in kept.command
+    assert kept.environment["LLAMA_ARG_CACHE_RAM"] == "512"
+
+
 @pytest.mark.parametrize(
     ("setting", "flags"),
     [
@@ -80,9 +88,30 @@ def test_each_setting_of_vllm_is_in_its_command(setting: dict[str, Any], flags: 
 
 
 def test_a_draft_model_is_given_to_vllm_and_must_exist() -> None:
-    found = started(BackendKind.VLLM, vllm_speculative_model="/srv/draft")
-    assert json.loads(value_of(found, "--speculative-config")) == {"model": "/srv/draft", "num_speculative_tokens": 5}
+    found = started(BackendKind.VLLM, speculative="draft", vllm_speculative_model="/srv/draft")
+    config = {"method": "draft_model", "model": "/srv/draft", "num_speculative_tokens": 4}
+    assert json.loads(value_of(found, "--speculative-config")) == config
     assert Path("/srv/draft") in [needed.path for needed in found.needed]
+    assert "--speculative-config" not in started(BackendKind.VLLM, vllm_speculative_model="/srv/draft").command
+
+
+def test_a_draft_model_is_given_to_llama_server_and_must_exist() -> None:
+    found = started(
+        BackendKind.LLAMA, speculative="draft", llama_speculative_model="/d.gguf", speculative_draft_tokens=6
+    )
+    assert [value_of(found, flag) for flag in ("--spec-type", "-md", "--spec-draft-n-max")] == [
+        *("draft-simple", "/d.gguf", "6")
+    ]
+    assert Path("/d.gguf") in [needed.path for needed in found.needed]
+    assert not [word for word in found.command if word.startswith("--draft")], "they are removed, and end it"
+
+
+def test_without_speculation_neither_is_told_anything_of_it() -> None:
+    for kind in (BackendKind.VLLM, BackendKind.LLAMA):
+        plain = started(kind)
+        assert not [word for word in plain.command if "spec" in word]
+        assert "ngram" in " ".join(started(kind, speculative="ngram").command)
+        assert started(kind, speculative="draft").command == plain.command, "no model is named"
 
 
 def test_llama_server_listens_on_its_socket_and_pings_every_second() -> None:

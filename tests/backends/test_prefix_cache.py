@@ -52,3 +52,16 @@ def test_the_counters_of_several_engines_are_one_sum() -> None:
     ]
     assert vllm.cached_in(b"\n".join(lines)) == PrefixCache(queried=2000, hit=640)
     assert vllm.cached_in(lines[0]) is None
+
+
+async def test_the_share_of_the_cache_in_use_is_the_servers_own_figure_or_unknown(tmp_path: Path) -> None:
+    with fake_backend("llama") as server:
+        assert await open_backend(BackendKind.LLAMA, server.address).kv_usage() is None
+    for kind in BackendKind:
+        assert await open_backend(kind, str(tmp_path / "gone.sock")).kv_usage() is None
+
+
+@pytest.mark.llama
+async def test_a_llama_server_of_today_does_not_tell_how_much_of_its_cache_is_in_use(llama_server: LlamaServer) -> None:
+    """The day it does, docs/runner.md is to say so."""
+    assert await open_backend(BackendKind.LLAMA, llama_server.address).kv_usage() is None

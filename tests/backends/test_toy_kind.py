@@ -45,8 +45,10 @@ def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
     return [ModelInfo(name=name) for name in (yield from shape(server, "/toys", _Toys)).toys]
 
 
-def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:
-    return (("toy_salt", msgspec.json.encode(salt(group, tag))),) if endpoint == "/v1/chat/completions" else ()
+def cache_fields(endpoint: str, group: str, tag: str, apart: bool, flushed: tuple[str, ...]) -> Fields:
+    return (
+        (("toy_salt", msgspec.json.encode(salt(group, tag, *flushed))),) if endpoint == "/v1/chat/completions" else ()
+    )
 
 
 def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:

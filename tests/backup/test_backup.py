@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -25,18 +26,19 @@ from hive.backup.archive import MANIFEST
 from hive.backup.backup import backup
 from hive.backup.restore import look, restore
 from hive.cli.main import main
-from hive.domain import Agent, AgentSpec
+from hive.domain import Agent, AgentSpec, DeploymentState
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.files.backup_contents import DATABASE, RESPONSES, SECRET_NAMES, HiveFiles, installed, of_up, place_of
-from hive.files.layout import CONF_FILE, MODELS_D, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.files.layout import CONF_FILE, MODELS_D, POLICY_FILE, RULES_FILE, SECRETS, STATE, TARGET, UNITS, Layout
 from hive.files.secrets import SECRETS as ALL_SECRETS
 from hive.files.secrets import generate
 from hive.install import conf_file
 from hive.settings.table import Paths
-from hive.store import acts, agents, responses
+from hive.store import acts, agents, cache_epochs, deployments, op_nonces, responses
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.database import Database, plan_of
+from hive.store.deployments import StoredDeployment
 from hive.store.migrations import STEPS, migrate, schema_of
 from hive.store.responses import KeptResponse
 from hive.store.responses_file import ResponsesFile
@@ -86,6 +88,7 @@ def box(tmp_path: Path) -> HiveFiles:
     (layout.at(UNITS) / TARGET).write_text("[Unit]\n")
     layout.at(CONF_FILE).write_text(conf_file.text())
     layout.at(POLICY_FILE).write_text(POLICY)
+    layout.at(RULES_FILE).write_text("[rules.default]\nthreshold = 0\n")
     generate(layout)
     place = installed(layout)
     put_agent(place.database, "ann")
@@ -122,6 +125,44 @@ def leftovers(place: HiveFiles) -> list[str]:
         for path in directory.iterdir()
         if "hive-restore" in path.name or "hive-new" in path.name or path.name.endswith(".restoring")
     ]
+
+
+def test_a_restored_hive_is_another_box_to_operation_tokens(up: HiveFiles, tmp_path: Path) -> None:
+    """Tokens that were used since the backup would be good again."""
+
+    def box_in(database: Path) -> str | None:
+        with contextlib.closing(sqlite3.connect(database)) as conn:
+            row = conn.execute("SELECT id FROM op_box").fetchone()
+        return None if row is None else str(row[0])
+
+    with contextlib.closing(sqlite3.connect(up.database, isolation_level=None)) as conn:
+        conn.row_factory = sqlite3.Row
+        op_nonces.make_box(conn, "box-1", 1.0)
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    assert box_in(up.database) == "box-1"
+    restore(up, tmp_path / "b.tar")
+    assert (box_in(up.database), names_in(up.database)) == (None, ["ann"])
+
+
+def test_what_was_signed_before_a_restore_is_not_signed_after_it(up: HiveFiles, tmp_path: Path) -> None:
+    """A signed unload has taken the approval back since the backup; the row that came back had it again."""
+    row = StoredDeployment(
+        id="m-1",
+        name="m",
+        digest="d",
+        path="/m.gguf",
+        backend="llama",
+        signature="ann, ben",
+        deployed_by="uid:7",
+        at=1.0,
+        state=DeploymentState.LOADED,
+    )
+    with contextlib.closing(sqlite3.connect(up.database, isolation_level=None)) as conn:
+        deployments.put(conn, row)
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    restore(up, tmp_path / "b.tar")
+    with contextlib.closing(sqlite3.connect(up.database)) as conn:
+        assert conn.execute("SELECT id, signature, deployed_by FROM deployments").fetchall() == [("m-1", "", "uid:7")]
 
 
 # --- backup --------------------------------------------------------------------------------------------------------
@@ -228,8 +269,8 @@ def test_a_damaged_database_is_not_passed_off_as_a_backup(up: HiveFiles, tmp_pat
 WRITES = """
 import asyncio, sys
 from pathlib import Path
-from hive.domain import Agent, AgentSpec
-from hive.store import acts, agents, responses
+from hive.domain import Agent, AgentSpec, DeploymentState
+from hive.store import acts, agents, op_nonces, responses
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.database import Database
@@ -387,6 +428,8 @@ def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Pa
         ("hive.conf", b"\xff"),
         ("sandbox.toml", b"programs = 1"),
         ("sandbox.toml", b"\xff"),
+        ("governance.toml", b"[rules.modell-load]"),
+        ("governance.toml", b"\xff"),
     ],
 )
 def test_a_configuration_that_no_service_would_take_is_refused(
@@ -595,6 +638,17 @@ async def test_after_a_restore_the_second_copy_brings_nothing_of_what_came_later
     store = Database.open(up.database)
     assert [one.name for one in await store.read(agents.all)] == ["ann"]
     assert store.loss is None
+    store.close()
+
+
+async def test_after_a_restore_nothing_is_used_that_was_flushed_since(up: HiveFiles, tmp_path: Path) -> None:
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    restore(up, tmp_path / "b.tar")
+    store = Database.open(up.database)
+    assert await store.read(cache_epochs.is_due)
+    await store.write(lambda conn: cache_epochs.raise_as_due(conn, 7.0))
+    assert [(one.key, one.number) for one in await store.read(cache_epochs.epochs)] == [("all", 7000)]
+    assert not await store.read(cache_epochs.is_due)
     store.close()
 
 

@@ -19,8 +19,8 @@ from openai.types.responses import response_create_params
 from hive.bodies.body import Asked, Want
 from hive.bodies.fields import TABLE, TOKENS, FieldTable
 from hive.domain import Tier
+from hive.endpoints.endpoints import ENDPOINTS
 from hive.errors import BadRequest, HiveError, TooLarge
-from hive.proxy.endpoints import ENDPOINTS
 from hive.settings.field_rules import TARGETS, FieldRules, Fields, Verb, field_name, parse_line
 from hive.settings.file import load_text
 from hive.settings.table import Proxy, Settings

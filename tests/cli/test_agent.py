@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hive.cli import agent
+from hive.cli.agents import show
 from hive.client.client import Client
 
 Hive = Any
@@ -155,8 +155,8 @@ def test_an_agent_without_limits_on_a_host_that_enforces_none_says_none() -> Non
     """It said `Limits:  (no memory controller)`."""
     unlimited = {"memory_mb": None, "cpu": None, "pids": None, "files": None}
     view = {"limits": unlimited, "egress": None, "limits_not_enforced": "no memory controller"}
-    assert agent._limits(view) == "none (no memory controller)"
-    assert agent._limits({**view, "limits_not_enforced": ""}) == ""
+    assert show._limits(view) == "none (no memory controller)"
+    assert show._limits({**view, "limits_not_enforced": ""}) == ""
 
 
 @pytest.mark.usefixtures("host_memory")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hive.cli import text
-from hive.cli.agent_list import DROPPED, HEADERS
+from hive.cli.agents.list import DROPPED, HEADERS
 from hive.domain import AT_REST, AgentStatus
 
 Hive = Any

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hive.cli import agent_steer
+from hive.cli.agents import steer
 from hive.cli.call import CommandCall
 from hive.errors import HiveError, WrongState
 
@@ -81,7 +81,7 @@ def test_each_failure_of_several_says_whose_it_is() -> None:
     refused = [("crawler", HiveError("image x is not permitted")), ("lab", HiveError("runtime y is not permitted"))]
     down = [(f"a{number}", HiveError("no Hive answers")) for number in range(9)]
     with pytest.raises(HiveError) as raised:
-        agent_steer._fail(Heard(), [*refused, *down, ("zoe", HiveError("there is no agent 'zoe'"))])
+        steer._fail(Heard(), [*refused, *down, ("zoe", HiveError("there is no agent 'zoe'"))])
     assert raised.value.message == "crawler: image x is not permitted"
     assert said == ["hive: lab: runtime y is not permitted", "hive: no Hive answers", "hive: there is no agent 'zoe'"]
 
@@ -91,8 +91,8 @@ class Anyone(CommandCall):
         pass
 
 
-def outcomes(order: agent_steer.Order, count: int) -> Iterator[dict[str, Any] | HiveError]:
-    return agent_steer._outcomes(Anyone(), [f"a{number}" for number in range(count)], order)
+def outcomes(order: steer.Order, count: int) -> Iterator[dict[str, Any] | HiveError]:
+    return steer._outcomes(Anyone(), [f"a{number}" for number in range(count)], order)
 
 
 def test_orders_to_many_go_out_beside_each_other() -> None:

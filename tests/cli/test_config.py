@@ -72,6 +72,9 @@ def test_check_says_what_is_right_and_has_no_effect(no_daemon: Hive, tmp_path: P
         "[pool] host_ram_mb has no effect: no model described here may sleep (a: llama-server has no sleep)",
     ]
     assert no_daemon("config", "check", str(conf), "--json").json["without_effect"] == said[1:]
+    conf.write_text("[inference]\nvllm_speculative_model = /d\n")
+    said = no_daemon("config", "check", str(conf)).out.splitlines()
+    assert said[1:] == ["[inference] vllm_speculative_model has no effect: speculative is none"]
     conf.write_text("[pool]\nhost_ram_mb = 4096\n[model a]\nbackend = vllm\nfile = /m/a\ngpus = cpu\n")
     assert "(a: vLLM sleeps on GPUs only)" in no_daemon("config", "check", str(conf)).out
     conf.write_text("[pool]\nhost_ram_mb = 4096\n[model a]\nbackend = vllm\nfile = /m/a\nsleep = true\n")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hive.cli import agent_mail, audit, backend, bench, prompts, queue, secrets, token
-from hive.cli.fitted import fitted
+from hive.cli import audit, backend, bench, prompts, queue, secrets, token
+from hive.cli.agents import mail
+from hive.cli.terminal import fitted
 
 HEADERS = ["NAME", "RAM", "WHY"]
 ROWS = [["alice", "90 MiB", "a request in flight"]]
@@ -99,7 +100,7 @@ SECRET = [
 TABLES: dict[str, Callable[[], str]] = {
     "audit": lambda: audit._table([AUDIT]),
     "backends": lambda: backend._listed([BACKEND]),
-    "messages": lambda: agent_mail._listed({"name": "echo", "why": "", "messages": [MESSAGE]}),
+    "messages": lambda: mail._listed({"name": "echo", "why": "", "messages": [MESSAGE]}),
     "bench": lambda: bench._told(BENCHED),
     "tokens": lambda: token._listed([TOKEN], NOW),
     "prompts": lambda: prompts._listed({"prompts": [PROMPT]}),

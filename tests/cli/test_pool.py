@@ -107,6 +107,23 @@ def test_a_model_is_loaded_and_unloaded_and_each_time_it_is_said_how_that_went(h
     assert hive("model", "unload", "meta/tiny").out == "meta/tiny was unloaded already\n"
 
 
+def test_a_load_says_what_leaves_for_it_and_what_it_has_to_take(hive: Hive) -> None:
+    hive("model", "unload", "meta/tiny", "--force")
+    for words, code, why in (
+        (("--context", "99999999"), 2, "maxContextLength"),
+        (("--quantization", "awq-4bit"), 2, "awq-4bit"),
+        (("--evict", "nobody"), 3, "nobody"),
+        (("--context", "0"), 2, "--context"),
+        (("--context", "16", "--break-glass", "fire"), 2, "--break-glass"),
+    ):
+        said = hive("model", "load", "meta/tiny", *words)
+        assert (said.code, why in said.err) == (code, True), (words, said.err)
+    assert slot_of(hive)["state"] == "cold"
+    said = hive("model", "load", "meta/tiny", "--context", "16", "--evict", "gone")
+    assert (said.code, said.out.split(",")[0]) == (0, "meta/tiny is loaded"), said.err
+    assert hive("model", "load", "meta/tiny", "--context", "16").out == "meta/tiny was loaded already\n"
+
+
 def test_a_pinned_model_is_unloaded_by_force_alone_which_ends_the_pin(hive: Hive) -> None:
     assert hive("model", "pin", "meta/tiny").out.startswith("meta/tiny is pinned; it is ")
     assert hive("model", "load", "meta/tiny").code == 0
@@ -142,7 +159,7 @@ def test_a_model_may_be_named_by_its_alias(hive: Hive) -> None:
 def test_the_pool_has_a_line_for_the_memory_and_one_for_each_model(hive: Hive) -> None:
     said = hive("pool")
     memory, _, models = said.out.partition("\n\n")
-    assert memory.splitlines()[0].split() == ["MEMORY", "USE", "MODELS", "BOOKED", "OTHERS", "FREE", "TOTAL"]
+    assert memory.splitlines()[0].split() == ["MEMORY", "USE", "MODELS", "BOOKED", "LEASES", "OTHERS", "FREE", "TOTAL"]
     assert memory.splitlines()[1].startswith("host memory  ")
     assert memory.splitlines()[1].endswith("  1.0 GiB")
     assert "unmeasured" not in memory
@@ -265,21 +282,38 @@ GPU = {
     "name": "NVIDIA H200",
     "total_bytes": 140 * GIB,
     "charged_bytes": 60 * GIB,
+    "leased_bytes": 18 * GIB,
     "measured_bytes": 40 * GIB,
     "used_bytes": 55 * GIB,
     "foreign_bytes": 10 * GIB,
-    "free_bytes": 69 * GIB,
+    "free_bytes": 51 * GIB,
 }
 
 
 def view(*slots: dict[str, Any], **account: Any) -> dict[str, Any]:
-    return {"enabled": True, "why_not": "", "accounts": [{**GPU, **account}], "slots": [*slots]}
+    return {
+        "enabled": True,
+        "why_not": "",
+        "accounts": [{**GPU, **account}],
+        "slots": [*slots],
+        "backends": [],
+        "leases": [],
+    }
 
 
 def test_memory_is_drawn_by_who_holds_it() -> None:
     lines = pool.shown(view(slot("a"))).splitlines()
-    assert lines[1] == "H200 GPU-5a1c2b3d  ███████▓▓▓▒▒░░░░░░░░░░░░  40 GiB  60 GiB  10 GiB  69 GiB  140 GiB"
-    assert lines[2] == "█ models  ▓ booked  ▒ others  ░ free"
+    assert lines[1] == "H200 GPU-5a1c2b3d  ███████▓▓▓▚▚▚▒▒░░░░░░░░░  40 GiB  60 GiB  18 GiB  10 GiB  51 GiB  140 GiB"
+    assert lines[2] == "█ models  ▓ booked  ▚ leases  ▒ others  ░ free"
+
+
+def test_leases_stand_below_the_models_with_what_they_hold_or_wait_for() -> None:
+    grants = [{"account": "GPU-1", "charged_bytes": 18 * GIB}]
+    held = {"id": "l-3", "label": "train", "state": "running", "why": "it is held", "need_bytes": 9, "grants": grants}
+    waits = held | {"id": "l-4", "label": "", "state": "waiting", "why": "1 lease is before it", "grants": []}
+    lines = pool.shown(view(slot("a")) | {"leases": [held, waits | {"need_bytes": 2 * GIB}]}).splitlines()
+    assert lines[-2].split() == ["lease", "l-3", "train", "running", "18", "GiB", *"-----", "it", "is", "held"]
+    assert lines[-1].split()[:5] == ["lease", "l-4", "waiting", "(2.0", "GiB)"]
 
 
 def test_memory_that_nobody_measures_and_memory_that_is_overdrawn_are_said() -> None:

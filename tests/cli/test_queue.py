@@ -24,6 +24,9 @@ ENDED: dict[str, Any] = {
     "ttft_ms": 40.0,
     "duration_ms": 900.0,
     "client_request_id": "mine\x1b[2J",
+    "asked": "task:plan",
+    "rung": 1,
+    "far": True,
 }
 
 

@@ -38,6 +38,7 @@ ALICE = {
     "last_wake_cause": None,
     "wakes": 0,
     "pauses": 0,
+    "budget_percent": None,
 }
 STARTED = ["agent.created", "agent.starting", "agent.running"]
 BACKEND = {

@@ -18,10 +18,10 @@ import pytest
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.tokens import TokenKind
+from hive.api.services import Services
 from hive.audit.feed import Events
 from hive.control import views
 from hive.control.pull_order import PullOrder
-from hive.control.services import Services
 from hive.control.tail import Output
 from hive.daemon import Daemon
 from hive.domain import AgentSpec, Role, RuntimeKind
@@ -34,6 +34,7 @@ from hive.settings.table import Agents, InferenceSection, Paths, Settings, Sleep
 from hive.settings.table import DaemonSection as DaemonSettings
 from hive.shapes.agents import AgentView
 from hive.store.audit import AuditRecord, Filter
+from tests.approvals import SWITCH
 from tests.fakes.proxy_peer import ProxyPeer
 
 AWAKE = Settings(
@@ -224,7 +225,7 @@ class Box:
         return dict(views.job_view(await self.services.jobs.get(job_id, wait_s=wait_s), time.time()))
 
     async def switch(self, to: str, actor: str) -> dict[str, Any]:
-        return dict(views.job_view(await self.services.switcher.begin(to, actor), time.time()))
+        return dict(views.job_view(await self.services.switcher.begin(to, actor, approval=SWITCH), time.time()))
 
     async def pull_model(self, order: PullOrder, actor: str) -> dict[str, Any]:
         return dict(views.job_view(await self.services.models.pull(order, actor), time.time()))

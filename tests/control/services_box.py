@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,20 @@ class ServicesBox(Box):
         answer = await self.ask()
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@asynccontextmanager
+async def with_llama(directory: Path) -> AsyncIterator[ServicesBox]:
+    """Everything, with llama chosen and started by the daemon."""
+    box = ServicesBox(directory)
+    box.paths.state.mkdir(mode=0o700)
+    box.paths.runtime.mkdir()
+    await box.record(LLAMA)
+    await box.start_helper()
+    await box.start_daemon()
+    await box.start_real_proxy()
+    await until(lambda: box.inference()["running"])
+    yield box
+    await box.end()
+    for server in box.units.running.values():
+        server.stop()

@@ -14,7 +14,7 @@ import pytest
 from hive.control.backends import BackendWatch
 from hive.control.views import inference_view
 from hive.domain import BackendKind
-from hive.settings.table import Settings
+from hive.settings.table import InferenceSection, Settings
 from tests.llama import MODEL, LlamaServer
 
 Answers = dict[str, bytes]
@@ -148,3 +148,16 @@ async def test_a_real_llama_server_tells_its_slots_and_is_seen_to_queue(llama_se
         for task in asked:
             task.cancel()
     assert "itself although Hive sends at most 4 at once" in watch.info.warning
+
+
+async def test_a_far_server_is_asked_nothing_where_nothing_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a far server was asked")
+
+    monkeypatch.setattr("hive.control.backends.open_backend", refuse)
+    monkeypatch.setattr("hive.control.backends.recognise", refuse)
+    settings = Settings(inference=InferenceSection(cloud="never", backend_url="https://api.example.invalid/v1"))
+    told: list[bool] = []
+    watch = BackendWatch(None, "https://api.example.invalid", settings=lambda: settings, on_checked=told.append)
+    await watch.check()
+    assert (watch.up, told) == (False, [])

@@ -563,7 +563,15 @@ async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
         "token_tracking": False,
         "by": "agent",
         "agents": [],
-        "totals": {"requests": 0, "tokens_in": 0, "tokens_out": 0, "cached_tokens": 0, "unknown": 0, "cut": 0},
+        "totals": {
+            "requests": 0,
+            "tokens_in": 0,
+            "tokens_out": 0,
+            "cached_tokens": 0,
+            "unknown": 0,
+            "cut": 0,
+            "far": 0,
+        },
     }
     assert box.services.health.view()["token_tracking"] is False
 

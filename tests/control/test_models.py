@@ -19,6 +19,7 @@ from hive.link.messages import BackendChanged, Done
 from hive.link.requests import AskModels
 from hive.settings.table import Settings, TenantRow
 from hive.store.audit import Filter
+from tests.approvals import LOAD, UNLOAD
 from tests.control.box import AWAKE, SLEEPER, Box, until
 from tests.fakes.programs import Program, demo_backend, fake_ollama
 
@@ -133,21 +134,21 @@ async def test_ollama_loads_and_unloads_as_jobs_and_what_is_so_already_is_no_act
         async def done(job: Any) -> Any:
             return await ended(box, {"id": job.id})
 
-        job = await done(await models.load("tiny", "uid:0"))
+        job = await done(await models.load("tiny", "uid:0", approval=LOAD))
         assert (job["kind"], job["state"], job["about"]) == ("model.load", "done", "tiny:latest")
         assert job["result"]["changed"] is True
         assert (await models.listed())["models"][0]["loaded"] is True
-        assert (await done(await models.load("tiny:latest", "uid:0")))["result"]["changed"] is False
-        assert (await done(await models.unload("tiny", "uid:0")))["result"]["changed"] is True
+        assert (await done(await models.load("tiny:latest", "uid:0", approval=LOAD)))["result"]["changed"] is False
+        assert (await done(await models.unload("tiny", "uid:0", approval=UNLOAD)))["result"]["changed"] is True
         assert (await models.listed())["models"][0]["loaded"] is False
         with pytest.raises(NotFound):
-            await models.load("gpt-9", "uid:0")
-        acts = [(row["act"], row["actor"]) for row in await box.audit(Filter(act="model.*"))]
+            await models.load("gpt-9", "uid:0", approval=LOAD)
+        acts = [(row["act"], row["actor"]) for row in await box.audit(Filter(act="model.*loaded"))]
         assert sorted(acts) == [("model.loaded", "uid:0"), ("model.unloaded", "uid:0")]
         ollama.process.kill()
         await until(lambda: not box.inference()["running"])
         with pytest.raises(DependencyDown, match="no inference server answers"):
-            await models.load("tiny", "uid:0")
+            await models.load("tiny", "uid:0", approval=LOAD)
 
 
 async def test_a_server_that_loads_nothing_on_request_says_why(box: Box) -> None:
@@ -155,7 +156,7 @@ async def test_a_server_that_loads_nothing_on_request_says_why(box: Box) -> None
         await box.everything(AWAKE, backend=(BackendKind.DEMO, demo.address))
         await until(lambda: box.inference()["running"])
         with pytest.raises(NotSupported, match="only canned text"):
-            await box.services.models.load("hive-demo", "uid:0")
+            await box.services.models.load("hive-demo", "uid:0", approval=LOAD)
 
 
 async def test_a_pull_is_joined_cancelled_and_ends_with_its_daemon(box: Box) -> None:

@@ -37,6 +37,7 @@ from hive.host.nvml import GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity
 from hive.pool import decider
 from hive.pool.state import SlotState
+from hive.pooling.lease_counts import LeaseCounts
 from hive.pooling.pool_counts import LABELS, STATES, PoolCounts, label_of, pool_values
 from hive.shapes.pool import PoolAccount, PoolView
 from hive.store import usage
@@ -162,7 +163,12 @@ def everything() -> bytes:
     busy = H200._replace(
         processes=(ProcessOnGpu(41, 7), ProcessOnGpu(41, 5), ProcessOnGpu(42, None)), instances=(part,)
     )
-    made = {**counters.metrics(), **PoolCounts().metrics(), **gpu_values(SeenGpus((busy, LOST)))}
+    made = {
+        **counters.metrics(),
+        **PoolCounts().metrics(),
+        **LeaseCounts().metrics([]),
+        **gpu_values(SeenGpus((busy, LOST))),
+    }
     return exposition({row.name: made.get(row.name) or {("x",) * len(row.labels): 1.0} for row in TABLE})
 
 
@@ -237,13 +243,22 @@ def test_the_pool_s_memory_is_told_by_account_and_kind_and_nothing_that_nobody_m
         "total_bytes": 100,
         "reserve_bytes": 1,
         "charged_bytes": 30,
+        "leased_bytes": 0,
         "measured_bytes": None,
         "used_bytes": None,
         "foreign_bytes": 5,
         "free_bytes": -2,
     }
     slot: Any = {"state": "ready", "backend": "llama", "grants": [{"account": "GPU-1", "charged_bytes": 15}]}
-    view: PoolView = {"enabled": True, "why_not": "", "accounts": [account], "slots": [slot, slot], "backends": []}
+    slots: list[Any] = [slot, slot]
+    view: PoolView = {
+        "enabled": True,
+        "why_not": "",
+        "accounts": [account],
+        "slots": slots,
+        "backends": [],
+        "leases": [],
+    }
     text = exposition(pool_values(view))
     assert values(text, "hive_pool_charged_bytes") == {("GPU-1", "llama"): 30}
     assert values(text, "hive_pool_measured_bytes") == {}

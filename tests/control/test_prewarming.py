@@ -14,6 +14,7 @@ from hive.link.messages import Failed
 from hive.link.prompts import Prewarmed
 from hive.models.prompts import hash_prompt
 from hive.settings.table import TenantRow
+from hive.settings.tasks import TaskRow
 from tests.control.box import AWAKE, Box, until
 
 PROMPT = "You answer for a shop. " * 40
@@ -239,6 +240,37 @@ async def test_where_there_is_a_pool_only_a_prompt_is_read_when_its_model_is_loa
     await read(box)
     assert (box.proxy.prewarms[0][0].model, len(box.proxy.prewarms)) == ("m", 1)
     assert rows(box)[0]["why"] == "kept by the backend"
+
+
+async def test_a_default_that_is_a_task_is_read_by_the_rung_that_a_request_would_be_given(box: Box) -> None:
+    """Nobody's prompt was read ahead where the default model was a task."""
+    settings = msgspec.structs.replace(
+        AWAKE,
+        inference=msgspec.structs.replace(AWAKE.inference, default_model="gpt-4", aliases="gpt-4 = task:plan"),
+        tasks={"plan": TaskRow(models="absent | m | n")},
+    )
+    await box.everything(settings)
+    pool = PlayedPool(box)
+    await box.create("bob", **{**WANTED, "model": None})
+    await settled()
+    assert box.proxy.prewarms == []
+    assert rows(box)[0]["why"] == "its model is not loaded, and no model is loaded to read a prompt ahead"
+    pool.load("n")  # a request would step down to it
+    await read(box)
+    pool.load("m")
+    await read(box, 1)
+    assert [wanted.model for wanted, _ in box.proxy.prewarms] == ["n", "m"]
+    assert (await box.view("bob"))["prewarm_note"] == ""
+
+
+async def test_a_task_of_which_an_agent_may_use_no_model_is_named_with_the_reason(box: Box) -> None:
+    settings = msgspec.structs.replace(AWAKE, tasks={"plan": TaskRow(models="absent")})
+    await box.everything(settings)
+    PlayedPool(box)
+    view = await box.create("bob", **{**WANTED, "model": "task:plan"})
+    assert box.services.prewarmer.view()["prompts"]
+    assert (await box.view("bob"))["prewarm_note"].startswith("task:plan is none of the models"), view
+    assert box.proxy.prewarms == []
 
 
 async def test_another_server_of_a_model_reads_its_prompts_again_and_those_of_others_stay(box: Box) -> None:

@@ -35,6 +35,7 @@ NOT_STARTED = condition("backend_not_started", why="exited with 1")
         ({"not_started": NOT_STARTED}, ["backend_not_started"]),
         ({"not_started": NOT_STARTED, "backend": msgspec.structs.replace(DOWN, up=True)}, []),
         ({"backend": DOWN}, ["backend_down"]),
+        ({"costly": {"m": 0.1, "n": 0.2}}, ["speculation_costs"]),
         ({"backend": msgspec.structs.replace(DOWN, kind=BackendKind.DEMO)}, ["demo_backend_down"]),
     ],
 )

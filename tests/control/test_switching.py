@@ -19,24 +19,14 @@ from hive.control.switching import Switcher
 from hive.errors import DependencyDown, NotFound, WrongState
 from hive.store.database import Database
 from tests.control.box import until
-from tests.control.services_box import GETS, LLAMA, OLLAMA, VLLM, ServicesBox
+from tests.control.services_box import GETS, LLAMA, OLLAMA, VLLM, ServicesBox, with_llama
 
 
 @pytest.fixture
 async def hive(short_path: Path) -> AsyncIterator[ServicesBox]:
     """llama is chosen, and started by the daemon."""
-    box = ServicesBox(short_path)
-    box.paths.state.mkdir()
-    box.paths.runtime.mkdir()
-    await box.record(LLAMA)
-    await box.start_helper()
-    await box.start_daemon()
-    await box.start_real_proxy()
-    await until(lambda: box.inference()["running"])
-    yield box
-    await box.end()
-    for server in box.units.running.values():
-        server.stop()
+    async with with_llama(short_path) as box:
+        yield box
 
 
 async def test_the_service_that_was_chosen_is_started_with_the_daemon(hive: ServicesBox) -> None:
@@ -215,6 +205,27 @@ async def test_a_daemon_that_ends_at_any_step_leaves_it_to_the_next_one(
     assert not any("switching" in problem for problem in hive.services.health.view()["problems"])
     await hive.stop_daemon()
     assert await hive.recorded() == chosen
+
+
+async def test_a_daemon_that_ends_between_the_last_step_and_the_end_of_its_job_leaves_no_gate_closed(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one ended the job, told the proxy to keep requests waiting for the switch, and never took that back."""
+    reached = asyncio.Event()
+
+    async def stand_still(*_: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Switcher, "_end", stand_still)
+        job = await hive.begin(VLLM)
+        await asyncio.wait_for(reached.wait(), 60)
+        await hive.stop_daemon()
+    await hive.start_daemon()
+    assert (await hive.ended(job))["state"] == "done"
+    assert not any("switching" in problem for problem in hive.services.health.view()["problems"])
+    assert await hive.who_answers() == VLLM
 
 
 async def test_requests_wait_while_no_server_is_up(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from hive.pooling.pool_views import view_of
 from hive.pooling.pooling import ModelPool
 from hive.settings.pool import ModelRow, PoolSection, slot_id
 from hive.settings.table import Settings
+from tests.approvals import PIN, UNLOAD
 from tests.control.box import until
 from tests.control.services_box import LLAMA, QUICK, VLLM, Server, ServicesBox
 from tests.pooling.pool_world import GPU, PlayedMemory, PlayedServers, describe, tiny_model
@@ -216,7 +217,7 @@ async def test_a_pin_of_the_same_kind_that_leaves_no_room_is_named_and_all_is_as
     assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
     hive.takes(VLLM, 30)
     assert await hive.served_by(LARGE) == LARGE
-    await hive.services.pool.pin(LARGE, "uid:0")
+    await hive.services.pool.pin(LARGE, "uid:0", approval=PIN)
 
     async def need(self: object, kind: str) -> int:
         return (70 if kind == LLAMA else 60) * MIB
@@ -243,7 +244,7 @@ async def test_what_is_in_flight_at_a_model_has_the_time_to_drain(
         await real(self, reader, writer)
 
     monkeypatch.setattr(Server, "_serve", serve)
-    await hive.services.pool.unload(SMALL, "uid:0")
+    await hive.services.pool.unload(SMALL, "uid:0", approval=UNLOAD)
     await until(lambda: hive.pool.find(SMALL).state == "cold")
     asking = asyncio.ensure_future(hive.ask_model(SMALL))
     await until(lambda: hive.pool.find(SMALL).flow.in_flight)

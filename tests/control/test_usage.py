@@ -28,8 +28,8 @@ from hive.control import usage as control
 from hive.control.usage import Settled, UsageConsumer
 from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.link.usage import UsageBatch, UsageItem
-from hive.proxy import usage_spool
-from hive.proxy.usage_spool import Backlog, UsageSpool
+from hive.metering import usage_spool
+from hive.metering.usage_spool import Backlog, UsageSpool
 from hive.store import agents, keys, live, rollups, usage
 from hive.store.database import Database
 from hive.store.live import Live

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from hive.budgets import BudgetPeriods
 from hive.control import usage_history
 from hive.control.usage_history import UsageHistory
 from hive.domain import UsageEvent
 from hive.settings.table import DaemonSection as DaemonSettings
 from hive.store import rollups, usage
+from hive.store.budget_sums import PeriodTokens, spent_of_all
 from hive.store.database import Database
 from tests.fakes.usage_events import usage_event
 
@@ -106,3 +108,25 @@ async def test_a_database_that_takes_nothing_now_is_asked_again(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+@pytest.mark.parametrize("has_budget", [True, False])
+async def test_what_a_budget_adds_up_is_kept_however_short_usage_is(database: Database, has_budget: bool) -> None:
+    """A month's budget shrank by each day that was pruned: with sums of a week the month began anew every week."""
+    now = time.time()
+    month = BudgetPeriods(now - 0.5 * DAY_S, now + 0.5 * DAY_S, now - 25 * DAY_S, now + 5 * DAY_S)
+    events = [event(no, agent_id="a1", tokens_in=100, tokens_out=0, created_at=now - no * DAY_S) for no in range(40)]
+    await database.write(lambda conn: usage.insert(conn, events))
+
+    def used(conn: sqlite3.Connection) -> PeriodTokens:
+        return spent_of_all(conn, month.day_begins, month.month_begins).agents["a1"]
+
+    before = await database.read(used)
+    assert before.day == 100
+    assert before.month >= 2500
+    settings = DaemonSettings(usage_retention_days=1, usage_rollup_days=1)
+    await UsageHistory(database, settings, lambda: month if has_budget else None).see_to()
+    after = await database.read(used)
+    assert len(await rows_of(database)) <= 3, "requests go all the same"
+    assert (after == before) is has_budget
+    assert after.month < before.month or has_budget

@@ -24,8 +24,8 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Hello, Marks
 from hive.link.server import LinkServer
 from hive.link.usage import UsageBatch
-from hive.proxy import usage_spool
-from hive.proxy.usage_spool import UsageSpool
+from hive.metering import usage_spool
+from hive.metering.usage_spool import UsageSpool
 from hive.store import usage
 from hive.store.database import Database
 from hive.store.live import Live

@@ -13,8 +13,8 @@ from hive.backends.kinds import SPECS
 from hive.dialects import anthropic_openai, ollama_openai, openai_responses
 from hive.dialects.fitting import FIELDS
 from hive.dialects.translation import FieldFate, FieldRow
+from hive.endpoints.endpoints import TRANSLATED
 from hive.models.capabilities import Over
-from hive.proxy.endpoints import TRANSLATED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "dialects.md"
 WAYS = {**ollama_openai.WAYS, **anthropic_openai.WAYS, **openai_responses.WAYS}

@@ -18,7 +18,7 @@ from hive.dialects.errors import as_event
 from hive.dialects.ollama_openai import ways
 from hive.dialects.translation import WayBack
 from hive.domain import Dialect, RequestUsage
-from hive.proxy.metering import NdjsonReading
+from hive.metering.metering import NdjsonReading
 from tests.examples import examples
 from tests.llama import MODEL, LlamaServer
 

@@ -106,6 +106,8 @@ class Handler(BaseHTTPRequestHandler):
         of_tag = name.partition(":")[2].upper()
         quantization = of_tag if of_tag.startswith("Q") else "Q4_K_M"
         details: dict[str, Any] = {"parameter_size": "3.2B", "quantization_level": quantization}
+        if store.flags.context:
+            details["context_length"] = store.flags.context
         if name not in store.stubs:
             able = ["embedding"] if name in map(tagged, store.flags.embeds) else ["completion", "tools"]
             row: dict[str, Any] = ollama_words.tag(name, size, digest, able, **details)
@@ -301,6 +303,7 @@ def main() -> None:
     parser.add_argument("--keep-s", type=float, default=300.0)
     parser.add_argument("--on-gpu", action="store_true")
     parser.add_argument("--words", type=int, default=1)
+    parser.add_argument("--context", type=int, default=0)
     parser.add_argument("--word-s", type=float, default=0.0)
     parser.add_argument("model", nargs="*")
     store = Store(parser.parse_args())

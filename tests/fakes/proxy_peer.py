@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from hive.errors import NotFound
+from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
@@ -34,6 +35,7 @@ from hive.link.messages import (
 )
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskQueue, CancelRequest, QueueIs
+from hive.link.tasks import AskTasks, TaskRoute, TasksAre
 from hive.tasks import spawn
 
 
@@ -50,10 +52,15 @@ class ProxyPeer:
         """Questions of the daemon; to be answered by the test."""
         self.queue: QueueIs | None = None
         """The answer about the queue; None: no answer."""
+        self.tasks: list[TaskRoute] = []
+        """The answer about tasks."""
         self.holds_backend: asyncio.Event | None = None
         """The backend is drained once this is set; None: at once."""
         self.cut = 0
         """Requests that did not end when the backend was drained."""
+        self.epochs: UseCacheEpochs | None = None
+        """Of flushes, as they were told last."""
+        self.takes_epochs = True
         self.table: DaemonTable | None = None
         self.role = "proxy"
         self.closed = False
@@ -95,8 +102,14 @@ class ProxyPeer:
             case CloseBackend():
                 assert reply is not None
                 spawn(self._drain(reply), name="drain")
+            case UseCacheEpochs():
+                self.epochs = message
+                if reply is not None and self.takes_epochs:
+                    reply(Done())
             case AskQueue() if reply is not None and self.queue is not None:
                 reply(self.queue)
+            case AskTasks(task=task) if reply is not None:
+                reply(TasksAre(tasks=[one for one in self.tasks if task in ("", one.name)]))
             case CancelRequest(id=request) if reply is not None and self.queue is not None:
                 kept = [one for one in self.queue.requests if one.id != request]
                 is_known = len(kept) < len(self.queue.requests)

@@ -194,7 +194,8 @@ def test_the_proxy_is_reloaded_for_what_it_takes_over_and_restarted_for_the_rest
 @pytest.mark.parametrize(
     ("name", "commands"),
     [
-        (Name("tenant acme", "weight"), ["systemctl reload hive-proxy"]),
+        (Name("tenant acme", "weight"), ["systemctl reload hive-proxy", "systemctl reload hive-daemon"]),
+        (Name("budget", "zone"), ["systemctl reload hive-proxy", "systemctl reload hive-daemon"]),
         (Name("fields /v1/messages", "x"), ["systemctl reload hive-proxy"]),
         (Name("sandbox", "policy"), ["systemctl restart hive-sandbox"]),
         (Name("agents", "log_max_bytes"), ["systemctl restart hive-sandbox", "systemctl restart hive-daemon"]),

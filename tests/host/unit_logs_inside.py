@@ -41,6 +41,8 @@ class LogServices:
 
     def __init__(self) -> None:
         self.roster = self.runtimes = self
+        self.api_tokens = None
+        """Nobody comes with a token."""
 
     def find(self, ref: str) -> Any:
         return SimpleNamespace(agent=ref)

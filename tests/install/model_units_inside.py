@@ -22,6 +22,7 @@ from hive.settings.table import Paths
 from hive.slots.model_slots import ModelSlots
 from hive.slots.slot_units import SlotUnits
 from tests.install.inference_units_inside import install, run
+from tests.install.lease_scopes_inside import scopes
 
 A, B, C = "model-a-00000001", "b-00000002", "c-00000003"
 PATHS = Paths(Path("/var/lib/hive"), Path("/run/hive"), apart=True)
@@ -289,6 +290,7 @@ async def all_of_it(seen: dict[str, Any]) -> None:
 
 
 async def _all_of_it(seen: dict[str, Any]) -> None:
+    await scopes(PATHS, seen)
     told = Told()
     slots = await helper(told)
     await life(slots, told, seen)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -41,8 +42,17 @@ context = 65536
 parallel = 4
 vram_mb = 80
 """
-POOL = {"pool.reserve_mb": "0", "pool.cpu_mb": "180", "pool.patience_normal_s": "0.5", "pool.audience_s": "1"}
-"""Room for two of the three."""
+LEASE_MB, LEASE_S = 17, 3600
+POOL = {
+    "pool.reserve_mb": "0",
+    "pool.cpu_mb": "180",
+    "pool.patience_normal_s": "0.5",
+    "pool.audience_s": "1",
+    "lease.max_mb": str(LEASE_MB),
+    "lease.max_s": str(LEASE_S),
+    "registry.restore": "true",
+}
+"""Room for two of the three, and limits of a user who is no admin."""
 SHOWN = ("ActiveState", "User", "Restart", "Slice", "ControlGroup", "NRestarts")
 LOOKED_AT = (*SHOWN, "MainPID")
 
@@ -134,10 +144,88 @@ def pool() -> dict[str, Any]:
     found["pinned"] = hive("model", "pin", "beta")["pinned"]
     until("beta is back", are(two), LOAD_S)
     found["doctor"] = hive("doctor", "pool")
+    found["leases"] = leases()
     found["crashed"] = crashed(two)
     found["unkillable"] = kill_each(two)
     found["backup"] = backed_up()
     found["restarted"] = restarted(two)
+    hive("model", "unpin", "beta")
+    found["ordered"] = hive("model", "load", "beta")["state"]
+    found["deployed"] = deployed()
+    return found
+
+
+def deployed() -> dict[str, list[Any]]:
+    """State and actor of each model that was ordered to be loaded."""
+    return {row["name"]: [row["state"], row["deployed_by"]] for row in hive("model", "deployed")["deployed"]}
+
+
+AS_ANN = ("setpriv", "--reuid", "ann", "--regid", "ann", "--init-groups", "--")
+
+
+def lease_run(*command: str, user: str = "ann") -> subprocess.CompletedProcess[str]:
+    return run("hive", "lease", "run", "--vram", "15M", "--", *command, user=user)
+
+
+def leases() -> dict[str, Any]:
+    """A member of the group hive runs programs in the room that two models leave, and one who is none does not."""
+    run("useradd", "--groups", "hive", "ann")
+    run("useradd", "bob")
+    done = lease_run("sh", "-c", "cat /proc/self/cgroup; id -un; exit 5")
+    found: dict[str, Any] = {"ran": [done.returncode, done.stdout, done.stderr]}
+    stranger = lease_run("true", user="bob")
+    found["stranger"] = [stranger.returncode, stranger.stderr]
+    found["limits"] = limits()
+    sock = Path("/run/hive/sandbox/lease.sock")
+    found["socket"] = [oct(sock.stat().st_mode)[-3:], sock.group()]
+    inner = "hive lease run --vram 15M --grace 20s -- sh -c 'echo begins; exec sleep 1000'"
+    typed = Path("/root/typed")
+    with typed.open("w") as output:
+        at_terminal = [*AS_ANN, "script", "--quiet", "--return", "--command", inner, "/dev/null"]
+        holder = subprocess.Popen(at_terminal, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    until("the program begins", lambda: "begins" in typed.read_text())
+    (held,) = hive("lease", "list")["leases"]
+    found["held"] = held
+    old = main_pid("hive-sandbox")
+    os.kill(int(old), 9)
+    until("the helper is back", is_another("hive-sandbox", old))
+    found["after kill -9"] = [one["state"] for one in hive("lease", "list")["leases"]]
+    # The terminal was the killed helper's: a new holder has the new one's.
+    hive("lease", "end", held["id"])
+    found["code"] = holder.wait(60)
+    with typed.open("w") as output:
+        holder = subprocess.Popen(at_terminal, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    until("the program begins", lambda: "begins" in typed.read_text())
+    hive("lease", "end", hive("lease", "list")["leases"][0]["id"])
+    holder.wait(60)
+    until("no lease is left", lambda: hive("lease", "list")["leases"] == [])
+    found["typed"] = typed.read_text()
+    said = run("journalctl", "-u", "hive-sandbox", "--no-pager", "-o", "cat").stdout
+    lines = [json.loads(line) for line in said.splitlines() if '"audit"' in line and '"lease_' in line]
+    found["audited"] = [line["fields"] for line in lines]
+    found["units"] = run("systemctl", "list-units", "--plain", "--no-legend", "hive-lease-*.scope").stdout
+    for user in ("ann", "bob"):
+        run("userdel", user)
+    return found
+
+
+def limits() -> dict[str, Any]:
+    """More than `[lease]` lets a user have, as one and as root: exit codes, and the codes of the errors."""
+    large, long = ("--vram", f"{LEASE_MB + 2}M"), ("--vram", "15M", "--max", f"{LEASE_S + 60}s")
+    asked = {
+        "run large": ("run", *large, "--no-wait", "--", "true"),
+        "run long": ("run", *long, "--", "true"),
+        "take large": ("take", *large),
+        "take long": ("take", *long),
+    }
+    found: dict[str, Any] = {}
+    for name, words in asked.items():
+        ran = run("hive", "lease", words[0], "--json", *words[1:], user="ann")
+        found[name] = [ran.returncode, json.loads(ran.stderr.splitlines()[-1])["code"]]
+    words = asked["run long"]
+    found["root"] = run("hive", "lease", *words).returncode
+    found["within"] = lease_run("true").returncode
+    found["left"] = hive("lease", "list")["leases"]
     return found
 
 
@@ -196,10 +284,12 @@ def restarted(two: dict[str, str]) -> dict[str, Any]:
 
 
 def second_boot() -> dict[str, Any]:
-    """Nobody does anything: what was pinned is loaded."""
+    """Nobody does anything: what was pinned is loaded, and what was ordered and is no longer pinned."""
     two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
     took_s = until("both are back", are(two), LOAD_S)
-    found = {"took_s": took_s, "answers": [answered("alpha"), answered("beta")], "units": units()}
+    there = deployed()
+    hive("model", "pin", "beta")
+    found = {"deployed": there, "took_s": took_s, "answers": [answered("alpha"), answered("beta")], "units": units()}
     return found | {"crashed": crashes(), "switched": switched(two)}
 
 

@@ -1,4 +1,7 @@
-"""Models of the pool as units, as a real systemd runs them for the helper; the server is a scripted one."""
+"""Models of the pool as units, and leases as scopes, as a real systemd runs them for the helper.
+
+The server of a model is a scripted one.
+"""
 
 from __future__ import annotations
 
@@ -137,3 +140,37 @@ def test_without_the_unit_it_says_so_and_leaves_nothing(seen: dict[str, Any]) ->
     name, message, grants = seen["no unit"]
     assert (name, grants) == ("NotFound", [])
     assert f"hive-model@{C}.service" in message
+
+
+# --- leases as scopes (lease_scopes_inside.py) -------------------------------------------------------------------
+
+
+def test_a_holder_of_the_group_comes_into_a_scope_of_its_own(seen: dict[str, Any]) -> None:
+    found = seen["leases"]
+    assert found["socket"] == ["660", True]
+    assert (found["in"]["ok"], found["in"]["held_by"]) == (True, "scope")
+    assert "0::/hive.slice/hive-lease.slice/hive-lease-l-1.scope" in found["in"]["group"]
+    state, held_by, is_main, processes, held = found["running"]
+    assert (state, held_by, is_main, processes) == ("active", "scope", True, 2)
+    assert 20 << 20 < held < 80 << 20
+    assert sorted(found["tasks"].split()) == ["Slice=hive-lease.slice", "TasksMax=infinity"]
+
+
+def test_what_left_its_session_and_its_parent_holds_on_also_for_a_new_helper(seen: dict[str, Any]) -> None:
+    assert seen["leases"]["left"] == 1
+    assert seen["leases"]["adopted"] == [True, True]
+
+
+def test_the_end_of_a_lease_is_that_of_its_scope(seen: dict[str, Any]) -> None:
+    found = seen["leases"]
+    assert found["ended"] == ["it is over", "inactive"], "what was left stood still"
+    assert found["killed"] == [-9, "inactive"]
+    assert found["stopped"] == [-15, ""], "systemctl stop"
+    assert found["units"] == ""
+
+
+def test_nobody_else_comes_in_and_no_scope_is_taken_over(seen: dict[str, Any]) -> None:
+    found = seen["leases"]
+    assert found["stranger"] == ["not_permitted", 9, "inactive"]
+    assert found["outsider"] == ["not_permitted", 9]
+    assert found["in the way"] == ["wrong_state", 9, None]

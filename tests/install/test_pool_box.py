@@ -124,6 +124,35 @@ def test_doctor_has_nothing_to_say_of_the_pool(first_boot: Seen) -> None:
     assert [check for check in first_boot["doctor"]["checks"] if check["status"] in ("warn", "fail")] == []
 
 
+def test_a_member_of_the_group_runs_a_program_in_a_scope_beside_the_models(first_boot: Seen) -> None:
+    found = first_boot["leases"]
+    code, out, _ = found["ran"]
+    assert code == 5, found["ran"]
+    assert "0::/hive.slice/hive-lease.slice/hive-lease-l-" in out
+    assert out.splitlines()[-1] == "ann"
+    assert found["socket"] == ["660", "hive"]
+    assert found["stranger"][0] == 4
+
+
+def test_more_than_the_limits_of_a_user_is_4_not_permitted(first_boot: Seen) -> None:
+    found = first_boot["leases"]["limits"]
+    refused = [4, "not_permitted"]
+    for asked in ("run large", "run long", "take large", "take long"):
+        assert found[asked] == refused, (asked, found)
+    assert (found["root"], found["within"], found["left"]) == (0, 0, [])
+
+
+def test_a_lease_lives_through_kill_9_of_the_helper_and_its_end_is_told_on_its_terminal(first_boot: Seen) -> None:
+    found = first_boot["leases"]
+    assert (found["held"]["held_by"], found["held"]["state"]) == ("scope", "running")
+    assert found["after kill -9"] == ["running"]
+    assert found["code"] == 143
+    assert "ends within 20 s: " in found["typed"]
+    assert found["units"] == ""
+    entered = [(row["by"], row["outcome"]) for row in found["audited"] if row["verb"] == "lease_enter"]
+    assert set(entered) == {("holder", "ok")}, found["audited"]
+
+
 def test_a_model_whose_unit_is_killed_is_loaded_again_by_the_pool_and_not_by_systemd(first_boot: Seen) -> None:
     crashed = first_boot["crashed"]
     assert (crashed["another"], crashed["NRestarts"], crashed["answers"]) == (True, "0", [200, "alpha"])
@@ -149,6 +178,12 @@ def test_after_a_reboot_both_pinned_models_are_back(second_boot: Seen) -> None:
     assert second_boot["answers"] == [[200, "alpha"], [200, "beta"]]
     assert second_boot["units"]["gamma"]["MainPID"] == "0"
     print(f"both were loaded {second_boot['took_s']:.1f} s after the first look")
+
+
+def test_after_a_reboot_a_model_that_was_ordered_is_restored_and_on_record(first_boot: Seen, second_boot: Seen) -> None:
+    """beta is no longer pinned: the registry alone brings it back."""
+    assert first_boot["ordered"] == "done"
+    assert first_boot["deployed"]["beta"] == second_boot["deployed"]["beta"] == ["loaded", "uid:0"]
 
 
 def test_a_switch_makes_models_of_other_kinds_leave_and_the_pinned_come_back(second_boot: Seen) -> None:

@@ -231,6 +231,7 @@ def test_the_sockets_are_those_the_proxy_knows_at_the_ports_it_has() -> None:
         "model": [f"127.0.0.1:{settings.proxy.port}"],
         "ingress": [f"127.0.0.1:{settings.proxy.ingress_port}"],
         "admin": [str(PATHS.admin_socket)],
+        "runner": [str(PATHS.runner_socket)],
         "vsock": [f"vsock::{settings.inference.vsock_port}"],
     }
     assert found.keys() == HANDED.keys()

@@ -9,7 +9,9 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,12 +27,16 @@ def folder() -> Path:
     return Path(os.environ.get("HIVE_CLIENTS", f"{cache}/clients"))
 
 
-def python_client(name: str, base_url: str, token: str, model: str, *, is_random: bool) -> dict[str, Any]:
-    """Words of a program that uses this package. `is_random`: no answer of the model's ends but by its limit."""
+def python_client(
+    name: str, base_url: str, token: str, model: str, *, is_random: bool = True, **more: str
+) -> dict[str, Any]:
+    """Words of a program that uses this package. `is_random`: no answer of the model's ends but by its limit. `more`:
+    variables of its environment."""
     python = folder() / "venv" / "bin" / "python"
     if not os.access(python, os.X_OK):
         pytest.skip(MISSING.format(name))
-    return _told([str(python), "-P", str(PROGRAMS / f"{_file(name)}.py")], base_url, token, model, is_random)
+    command = [str(python), "-P", str(PROGRAMS / f"{_file(name)}.py")]
+    return _told(command, base_url, token, model, is_random, more=more)
 
 
 def node_client(
@@ -51,10 +57,16 @@ def _file(name: str) -> str:
 
 
 def _told(
-    command: list[str], base_url: str, token: str, model: str, is_random: bool, cwd: Path | None = None
+    command: list[str],
+    base_url: str,
+    token: str,
+    model: str,
+    is_random: bool,
+    cwd: Path | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "BASE_URL": base_url, "TOKEN": token, "MODEL": model}
-    env["RANDOM_MODEL"] = "1" if is_random else ""
+    env |= {"RANDOM_MODEL": "1" if is_random else "", **more}
     ran = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUNS_S, check=False)
     assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
     told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -36,7 +36,9 @@ auto_sleep_idle_seconds = 1
 
 
 def until(condition: Callable[[], Any], *, within_s: float, what: str) -> Any:
-    """Waits until `condition()` is truthy and returns it; an exception in it counts as no. Fails in the end."""
+    """Waits until `condition()` is truthy and returns it; an exception in it counts as no. Fails in the end: after a
+    minute at least, as a machine that runs four tests on two cores may stand still for seconds."""
+    within_s = max(within_s, 60)
     deadline = time.monotonic() + within_s
     last: object = None
     while time.monotonic() < deadline:
@@ -64,6 +66,7 @@ class Stack:
         """Its own: a box that is installed at the same time has those of the settings."""
         self.process: subprocess.Popen[bytes] | None = None
         self._ids: dict[str, str] = {}
+        self._runtime = ""
 
     @property
     def log(self) -> str:
@@ -81,6 +84,17 @@ class Stack:
             within_s=self._up_within_s,
             what=f"up\n{self.log[-3000:]}",
         )
+        self._runtime = self.health()["runtime_dir"]
+
+    def servers(self) -> set[int]:
+        """Pids of the llama-servers of its pool, also after its end: other tests have theirs at the same time."""
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if words[:1] and words[0].endswith("llama-server") and any(self._runtime in word for word in words):
+                    found.add(int(process.pid))
+        return found
 
     def _alive(self) -> bool:
         assert self.process is not None
@@ -116,6 +130,29 @@ class Stack:
         pid: int = until(lambda: self.pid_of(name), within_s=10, what=f"a {name} to kill")
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def restart(self, *names: str) -> None:
+        """kill -9 of these of PROCESSES, all before any is waited for; returns when there are others and all is well.
+
+        That somebody is connected says nothing until there is another process: it is still true of the killed one.
+        """
+        dead = {name: self.kill(name) for name in names}
+        for name, pid in dead.items():
+            self.wait_for_next(name, pid)
+
+    def wait_for_next(self, name: str, dead: int) -> None:
+        """Returns when there is another process than the dead one, and each is connected with the others."""
+        until(
+            lambda: self.pid_of(name) != dead and self.is_whole(),
+            within_s=60,
+            what=f"another {name} than that of pid {dead}\n{self.log[-3000:]}",
+        )
+
+    def is_whole(self) -> bool:
+        """Whether the daemon of now says that all the others are connected."""
+        health = self.health()
+        is_connected = health["proxy"]["connected"] and health["helper"]["connected"] and health["redis"]["up"]
+        return bool(is_connected and health["pid"] == self.pid_of("daemon"))
 
     def client(self) -> Client:
         return Client(Path((self.state / "socket").read_text().strip()))

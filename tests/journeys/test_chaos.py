@@ -83,7 +83,7 @@ def one_kill(hive: Stack, victim: str, chance: random.Random) -> None:
         hive.start()
     else:
         killed = hive.kill(victim)
-        until(lambda: hive.pid_of(victim) != killed, within_s=5, what=f"a new {victim}")
+        until(lambda: hive.pid_of(victim) != killed, within_s=60, what=f"a new {victim}")
 
 
 @pytest.mark.redis

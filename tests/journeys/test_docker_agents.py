@@ -217,17 +217,6 @@ def test_the_commands_do_to_a_container_what_they_do_to_every_agent(hive: Stack,
 # --- who dies, and what is said then -------------------------------------------------------------------------------
 
 
-def kill(hive: Stack, process: str) -> None:
-    """kill -9; returns once there is another, and all are connected."""
-    dead = hive.kill(process)
-
-    def is_whole() -> bool:
-        health = hive.health()
-        return hive.pid_of(process) != dead and health["proxy"]["connected"] and health["helper"]["connected"]
-
-    until(is_whole, within_s=30, what=f"another {process}")
-
-
 @pytest.mark.parametrize("asleep", [True, False], ids=["asleep", "awake"])
 @pytest.mark.parametrize("process", ["sandbox", "daemon", "proxy"])
 def test_after_kill_9_of_a_process_of_hive_all_say_the_same_of_a_container_and_it_answers(
@@ -235,7 +224,7 @@ def test_after_kill_9_of_a_process_of_hive_all_say_the_same_of_a_container_and_i
 ) -> None:
     hive.post(f"/api/agents/web/{'pause' if asleep else 'resume'}")
     told = container(hive, engine, "web")
-    kill(hive, process)
+    hive.restart(process)
     until(lambda: truths(hive, engine, "web") in (ASLEEP, AWAKE), within_s=10, what="all say the same")
     assert asleep or truths(hive, engine, "web") == AWAKE
     assert call(hive, "web").status_code == 200
@@ -257,7 +246,7 @@ def test_a_container_finds_the_model_again_whoever_was_killed(hive: Stack, way: 
 
     until(answers, within_s=20, what="it is answered")
     for process in ("sandbox", "proxy", "daemon", "sandbox"):
-        kill(hive, process)
+        hive.restart(process)
         is_answered_again(process)
     said(hive, "agent", "remove", "steady", "--yes")
 
@@ -361,10 +350,11 @@ def test_a_program_inside_a_container_ends_with_whoever_runs_it(hive: Stack, kil
         if killed == "caller":
             process.kill()
         else:
-            hive.kill(killed)
+            pid = hive.kill(killed)
         gone(*pids)
         process.wait(60)
-    until(lambda: hive.health()["proxy"]["connected"], within_s=60, what="it is back")
+    if killed != "caller":
+        hive.wait_for_next(killed, pid)
     until(lambda: ran(hive, "web", "true").returncode == 0, within_s=60, what="another one")
 
 

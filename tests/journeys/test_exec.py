@@ -263,12 +263,12 @@ def test_a_caller_that_is_killed_while_nobody_reads_its_input_is_noticed(hive: S
 def test_a_killed_daemon_or_helper_leaves_nothing_running(hive: Stack, name: str) -> None:
     with running(hive, "a1", "sh", "-c", FAMILY) as process:
         pids = [int(word) for word in line(process)]
-        hive.kill(name)
+        killed = hive.kill(name)
         assert process.wait(60) == 125
         assert process.stderr is not None
         assert b"hive: " in process.stderr.read()
         gone(*pids)
-    until(lambda: hive.health()["proxy"]["connected"], within_s=60, what="it is back")
+    hive.wait_for_next(name, killed)
     until(lambda: ran(hive, "a1", "true").returncode == 0, within_s=60, what="another one")
     assert nothing_left(hive)
     assert alive(pid_inside(hive, "a1"))

@@ -27,13 +27,15 @@ from hive.host import accounts
 from hive.link.helper import AskListeners, Listener, PagedOut, Started, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import Activity, AgentRow, DaemonTable, Done, ProxyTable
+from hive.link.messages import Activity, AgentRow, DaemonTable, Done, Failed, ProxyTable
+from hive.link.parking import UseParked
 from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
+from hive.link.runner import RunnerCall
 from hive.link.server import LinkServer, bind_private
 from hive.link.specs import SandboxSpec
-from hive.link.usage import UsageBatch
+from hive.link.usage import AskSpent, SpentIs, UsageBatch
 from hive.settings.table import Paths
 from tests.fakes.fuse import BEGIN
 from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal, until
@@ -162,6 +164,12 @@ class Stage:
 
     def usage(self, batch: UsageBatch) -> None:
         """Nothing is committed here."""
+
+    def spent(self, asked: AskSpent, answer: Callable[[SpentIs | Failed], None]) -> None: ...
+
+    def use_parked(self, message: UseParked, reply: LinkReply) -> None: ...
+
+    def runner_asks(self, call: RunnerCall, reply: LinkReply) -> None: ...
 
     def active(self, agents: dict[str, float]) -> None: ...
 

@@ -102,25 +102,11 @@ def test_pinned_models_are_loaded_unasked_and_survive_kill_9_of_daemon_and_helpe
     with stack(config=config) as hive:
         all_ready = lambda: {slot["state"] for slot in slots(hive).values()} == {"ready"}  # noqa: E731
         until(all_ready, within_s=120, what="all are loaded")
-        before = servers()
+        before = hive.servers()
         for victim in ("daemon", "sandbox"):
-            hive.kill(victim)
-            until(all_ready, within_s=60, what=f"all are ready after the {victim} was killed")
-            assert servers() == before, victim  # nothing was started anew
-
-
-def servers() -> set[int]:
-    """Pids of the llama-servers of the pool."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[0].endswith(b"llama-server") and any(word.endswith(b".sock") for word in words):
-                found.add(int(entry.name))
-    return found
+            hive.restart(victim)
+            until(all_ready, within_s=120, what=f"all are ready after the {victim} was killed")
+            assert hive.servers() == before, victim  # nothing was started anew
 
 
 def test_nothing_of_the_pool_is_left_when_hive_ends(tmp_path: Path) -> None:
@@ -128,9 +114,9 @@ def test_nothing_of_the_pool_is_left_when_hive_ends(tmp_path: Path) -> None:
         hive.create("alice", "idler.py")
         with client_of(hive, "alice") as client:
             client.chat.completions.create(model="alpha", messages=MESSAGES, max_tokens=3)
-        mine = servers()
+        mine = hive.servers()
         assert mine
-    assert not mine & servers()
+    assert not mine & hive.servers()
 
 
 @pytest.mark.chaos  # another start of vLLM: 30 s of CPU
@@ -207,11 +193,11 @@ def test_kill_9_of_anything_under_load_answers_nothing_wrongly_and_counts_exactl
         time.sleep(chance.uniform(3.2, 3.8))
         victim = chance.choice([*PROCESSES[1:], "server"])
         if victim == "server":
-            if pids := sorted(servers()):
+            if pids := sorted(hive.servers()):
                 os.kill(chance.choice(pids), signal.SIGKILL)
         else:
             hive.kill(victim)
-    until(lambda: hive.health()["proxy"]["connected"], within_s=20, what="all are back")
+    until(hive.is_whole, within_s=60, what="all are back")
     before = len(check_answers(received(hive)))
     until(lambda: len(check_answers(received(hive))) > before + AGENTS, within_s=60, what="answers come again")
     for number in range(AGENTS):
@@ -225,4 +211,4 @@ def test_kill_9_of_anything_under_load_answers_nothing_wrongly_and_counts_exactl
     (account,) = hive.get("/api/pool")["accounts"]
     held = [slot for slot in slots(hive).values() if slot["grants"]]
     assert account["charged_bytes"] == sum(grant["charged_bytes"] for slot in held for grant in slot["grants"])
-    assert len(servers()) == len(held)
+    assert len(hive.servers()) == len(held)

@@ -124,18 +124,12 @@ def test_after_a_kill_of_helper_or_proxy_it_is_called_as_before(hive: Stack, age
     pid = hive.get("/api/agents/alice")["pid"]
     assert call(hive) == "1"
     for number, name in enumerate(("sandbox", "proxy"), 2):
-        kill(hive, name)
+        hive.restart(name)
         until(lambda: hive.get("/api/agents/alice")["status"] == "running", within_s=20, what="it is known again")
         pause_again(hive)
         assert call(hive) == str(number)
     assert hive.get("/api/agents/alice")["pid"] == pid
     assert tried(hive)["tokens"] > 0
-
-
-def kill(hive: Stack, name: str) -> None:
-    """It, and waits for the next one."""
-    killed = hive.kill(name)
-    until(lambda: hive.pid_of(name) != killed and hive.health()["proxy"]["connected"], within_s=20, what=name)
 
 
 def pause_again(hive: Stack) -> None:

@@ -97,7 +97,7 @@ class Victim:
 
     def kill(self) -> None:
         killed = self.hive.kill("redis")
-        until(lambda: self.hive.pid_of("redis") != killed, within_s=10, what="a new Redis")
+        until(lambda: self.hive.pid_of("redis") != killed, within_s=60, what="a new Redis")
 
     def stays_dead(self, for_s: float) -> None:
         """Killed again whenever it comes back."""

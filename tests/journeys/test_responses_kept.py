@@ -185,7 +185,7 @@ def test_a_killed_daemon_and_proxy_lose_nothing_that_was_read(backend: Backend, 
         first = _asks(client, backend, "Hello")
         client.responses.retrieve(first.id)
         for name in ("daemon", "proxy"):
-            _kill(backend.hive, name)
+            backend.hive.restart(name)
         with door_of(backend.hive, "alice").openai() as again:
             patient = again.with_options(max_retries=8)
             assert patient.responses.retrieve(first.id) == first
@@ -200,7 +200,7 @@ def test_what_a_killed_daemon_had_not_written_is_not_found(backend: Backend, doo
         os.kill(hive.pid_of("daemon"), signal.SIGSTOP)
         first = _asks(client, backend, "Hello")
         assert first.output
-        _kill(hive, "daemon")
+        hive.restart("daemon")
         with pytest.raises(openai.BadRequestError, match="Previous response with id"):
             _asks(client.with_options(max_retries=8), backend, "And?", previous_response_id=first.id)
 
@@ -273,12 +273,6 @@ def test_paths_under_a_token_are_the_same(backend: Backend, door: Door) -> None:
         kept = _asks(client, backend, "Hello")
     found = httpx.get(f"{door.root}/a/{door.token}/v1/responses/{kept.id}", trust_env=False)
     assert (found.status_code, found.json()["id"]) == (200, kept.id)
-
-
-def _kill(hive: Stack, name: str) -> None:
-    """kill -9. Returns when the next one is there."""
-    pid = hive.kill(name)
-    until(lambda: hive.pid_of(name) != pid and hive.health()["proxy"]["connected"], within_s=60, what=f"{name} is back")
 
 
 def _on_disk(path: Path) -> bytes:

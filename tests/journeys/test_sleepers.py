@@ -52,8 +52,7 @@ def test_a_message_is_accepted_by_a_sleeper_also_while_the_daemon_is_killed(hive
     sent = command(hive, "agent", "send", "heavy", "-", "--wait", "--timeout", "20", stdin="good\nmorning")
     assert sent["state"] == "delivered"
     command(hive, "agent", "send", "heavy", "after the kill")
-    hive.kill("daemon")
-    until(lambda: hive.health()["proxy"]["connected"], within_s=30, what="the next daemon has its proxy")
+    hive.restart("daemon")
     until(lambda: not hive.get("/api/agents/heavy/messages")["messages"], within_s=30, what="all are delivered")
     said = [json.loads(line["message"]) for line in hive.agent_lines("heavy") if "message" in line]
     texts = {message["id"]: message["text"] for message in said}

@@ -202,7 +202,9 @@ class PoolBox:
             moving = [
                 slot.id
                 for slot in slots
-                if slot.state in (S.LOADING, S.STOPPING) and any(grant.account == account.id for grant in slot.grants)
+                if slot.state in (S.LOADING, S.STOPPING)
+                and slot.lease is None
+                and any(grant.account == account.id for grant in slot.grants)
             ]
             assert len(moving) <= 1, f"{moving} move at once in {account.id}"
 
@@ -254,7 +256,8 @@ class PoolBox:
                 took = slot.unload_s * self.chance.uniform(0.3, 1.0)
                 self.at(self.now + took, lambda: self.fell_asleep(id, level))
             case MakeRoom(claim=claim):
-                assert all(self.slots[leaving.slot].state in (S.READY, S.ASLEEP) for leaving in claim.leaving)
+                victims = [self.slots[leaving.slot] for leaving in claim.leaving]
+                assert all(slot.state in (S.READY, S.ASLEEP) for slot in victims if slot.lease is None)
                 self.claims += (claim,)
                 for leaving in claim.leaving:
                     if self.slots[leaving.slot].state is S.READY:

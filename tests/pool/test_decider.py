@@ -263,6 +263,15 @@ def test_an_order_to_unload_drains_first() -> None:
     assert decided(draining(unload_ordered=True)) == UnloadSlot("a", "an operator ordered it")
 
 
+def test_a_model_that_is_loaded_anew_for_a_flush_drains_without_a_limit_unless_an_operator_orders_it_to_go() -> None:
+    why = "its prompt cache is flushed"
+    assert decided(ready("a", 60, renewing=True, in_flight=1)) == CloseSlot("a", why)
+    assert decided(draining(renewing=True, in_flight=1, closed_at=0.0)) == Rest(None)
+    assert decided(draining(renewing=True)) == UnloadSlot("a", why)
+    assert decided(draining(renewing=True, unload_ordered=True, in_flight=1, closed_at=0.0)) == CutSlot("a")
+    assert decided(ready("a", 60, renewing=True, state=S.ASLEEP)) == Rest(None)
+
+
 def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     order = ExclusiveOrder("vllm", "v")
     other, wanted = ready("a", 60, kind="llama", in_flight=1), SlotFacts("v", "v", 80, kind="vllm")

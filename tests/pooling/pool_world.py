@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -35,18 +35,23 @@ from hive.link.pool import (
 )
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB, MemoryAccount
+from hive.pooling.deployments import Deployments
 from hive.pooling.footprints import Footprints
+from hive.pooling.leases import PoolLeases
 from hive.pooling.pool_clients import PoolClients
 from hive.pooling.pool_memory import MemoryReading
 from hive.pooling.pool_orders import PoolOrders
 from hive.pooling.pooling import ModelPool
 from hive.settings.pool import ModelRow, PoolSection
 from hive.settings.table import Settings
+from hive.store import deployments as stored_deployments
+from hive.store import leases as stored_leases
 from hive.store.database import Database
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 from tests.control.box import until
 from tests.llama import MAKE_MODEL
+from tests.pooling.played_holders import PlayedHolders
 
 GPU = "GPU-0"
 
@@ -66,6 +71,7 @@ class PlayedServers:
 
     def __init__(self) -> None:
         self.on_moved: Callable[[SlotProcess], None] = lambda _: None
+        self.holders = PlayedHolders(self._check)
         self.processes: dict[str, SlotProcess] = {}
         self.started: list[tuple[str, SlotGrant]] = []
         self.stopped: list[str] = []
@@ -102,6 +108,9 @@ class PlayedServers:
         elif self.comes_up[id] == "ended":
             asyncio.get_running_loop().call_later(self.load_s, self.end, id)
         return process
+
+    async def slot_log(self, id: str, lines: int) -> str:
+        return "\n".join(self.last.get(id, [])[-lines:])
 
     async def slot_prepare(self, id: str) -> None:
         self._check()
@@ -187,7 +196,7 @@ class PlayedProxy:
 
 class PlayedMemory:
     """One GPU of `total_mb`. A server takes `takes_mb` of its slot, else what it was granted, while it runs; after its
-    end `left_mb` stay for good. `is_known` False: NVML does not answer."""
+    end `left_mb` stay for good. `is_known` False: NVML does not answer; `is_idle`: it tells that nothing runs there."""
 
     def __init__(self, servers: PlayedServers, total_mb: int) -> None:
         self._servers = servers
@@ -196,10 +205,21 @@ class PlayedMemory:
         self.left_mb = 0
         self.foreign_mb = 0
         self.is_known = True
+        self.is_idle = False
 
-    async def look(self, processes: Mapping[str, SlotProcess]) -> MemoryReading:
+    async def look(
+        self,
+        processes: Mapping[str, SlotProcess],
+        *,
+        programs: Collection[str] = (),
+        unseen: Mapping[str, Mapping[str, int]] | None = None,
+        overdue: Collection[str] = (),
+    ) -> MemoryReading:
         by_slot: dict[str, dict[str, int | None]] = {}
         used = self.foreign_mb + self.left_mb
+        for id in unseen or {}:
+            by_slot[id] = {GPU: self.takes_mb.get(id, 0) * MIB if self.is_known else None}
+            used += self.takes_mb.get(id, 0)
         for id, process in processes.items():
             if process.state is not ProcessState.ENDED and (process.grant is not None or id in self.takes_mb):
                 granted = process.grant.accounts if process.grant is not None else {}
@@ -213,7 +233,8 @@ class PlayedMemory:
             used_bytes=used * MIB if self.is_known else None,
             foreign_bytes=self.foreign_mb * MIB,
         )
-        return MemoryReading((account,), {GPU: "NVIDIA Played"}, by_slot)
+        idle = frozenset({GPU}) if self.is_idle else frozenset[str]()
+        return MemoryReading((account,), {GPU: "NVIDIA Played"}, by_slot, idle_gpus=idle)
 
 
 class PlayedAudit:
@@ -221,9 +242,12 @@ class PlayedAudit:
 
     def __init__(self) -> None:
         self.acts: list[tuple[str, dict[str, Any]]] = []
+        self.by: list[tuple[str, str]] = []
+        """(act, actor) of each."""
 
     def note(self, act: str, *, target: str = "", actor: str = "hive", detail: dict[str, Any] | None = None) -> None:
         self.acts.append((act, detail or {}))
+        self.by.append((act, actor))
 
 
 class PoolWorld:
@@ -247,6 +271,8 @@ class PoolWorld:
         self.proxy = PlayedProxy()
         self.memory = PlayedMemory(self.servers, total_mb)
         self.audit = PlayedAudit()
+        self.rules: set[str] = set()
+        """The operations that a rule asks signatures for."""
         self.entries: dict[str, ModelEntry] = entries_of(self.settings)
         self.jobs = Jobs(self.database, cast("AuditLog", self.audit))
         self.pool = self.make()
@@ -256,7 +282,10 @@ class PoolWorld:
     def make(self, pins: Mapping[str, bool] | None = None) -> ModelPool:
         """A pool as a daemon makes it; the world around it stays as it is."""
         footprints = Footprints(self.database, lambda: self.settings, {})
+        self.deployments = registry_of(self)
+        self.leases = leases_of(self)
         given: Any = {
+            "leases": self.leases,
             "helper": self.servers,
             "proxy_link": self.proxy,
             "memory": self.memory,
@@ -270,6 +299,7 @@ class PoolWorld:
             address_of=lambda entry: f"/nowhere/{entry.id}.sock",
             pins=pins or {},
             describe=describe,
+            why_not_approved=self.deployments.why_not_approved,
             **given,
         )
         self.servers.on_moved = pool.slot_moved
@@ -279,7 +309,7 @@ class PoolWorld:
     def orders(self) -> PoolOrders:
         """The orders to the pool of this daemon."""
         if self._orders is None or self._orders.pool is not self.pool:
-            given: Any = {"audit_log": self.audit, "helper": self.servers}
+            given: Any = {"audit_log": self.audit, "helper": self.servers, "deployments": self.deployments}
             self._orders = PoolOrders(self.pool, why_off="", jobs=self.jobs, database=self.database, **given)
         return self._orders
 
@@ -297,11 +327,14 @@ class PoolWorld:
         self._running.cancel()
         await self.pool.close()
 
-    async def again(self, pins: Mapping[str, bool] | None = None) -> None:
-        """The next daemon."""
+    async def again(self, pins: Mapping[str, bool] | None = None, *, wait: bool = True) -> None:
+        """The next daemon; it knows what runs, unless `wait` is False."""
         self.pool = self.make(pins)
         self.proxy.told.clear()
-        await self.begin()
+        if wait:
+            await self.begin()
+        else:
+            self._running = spawn(self.pool.run(), name="pool")
 
     async def end(self) -> None:
         await self.kill()
@@ -332,6 +365,23 @@ class PoolWorld:
     async def until(self, model: str, state: str) -> None:
         """Returns when the model is in this state."""
         await until(lambda: self.state(model) == state)
+
+
+def registry_of(world: PoolWorld) -> Deployments:
+    """The registry as a daemon makes it, of what its database has."""
+    rows, audit_log = world.database.read_now(stored_deployments.living), cast("AuditLog", world.audit)
+    return Deployments(rows, database=world.database, audit_log=audit_log, has_rule=lambda name: name in world.rules)
+
+
+def leases_of(world: PoolWorld) -> PoolLeases:
+    """The leases as a daemon makes them, of what its database has."""
+    holders = getattr(world.servers, "holders", None)
+    given: Any = {"audit_log": world.audit, "helper": world.servers if holders is None else holders}
+    rows = world.database.read_now(stored_leases.living)
+    leases = PoolLeases(rows, settings=lambda: world.settings, database=world.database, **given)
+    if holders is not None:
+        holders.on_moved = leases.holder_moved
+    return leases
 
 
 async def describe(entry: ModelEntry, address: str, settings: Settings) -> tuple[BackendInfo, ModelInfo | None]:

@@ -34,7 +34,7 @@ from hive.settings.table import Settings
 from hive.store import pool as stored
 from hive.store.database import Database
 from hive.tasks import spawn
-from tests.pooling.pool_world import GPU, PlayedAudit, PlayedProxy, PlayedServers, PoolWorld
+from tests.pooling.pool_world import GPU, PlayedAudit, PlayedProxy, PlayedServers, PoolWorld, leases_of, registry_of
 
 KIND = "NVIDIA Played"
 LOAD_S = 30.0
@@ -167,7 +167,7 @@ class SleepingMemory:
     def used(self) -> int:
         return sum(self._servers.held(id).get("gpu", 0) for id in self._servers.children)
 
-    async def look(self, processes: Mapping[str, SlotProcess]) -> MemoryReading:
+    async def look(self, processes: Mapping[str, SlotProcess], **_: Any) -> MemoryReading:
         by_slot: dict[str, dict[str, int | None]] = {
             id: {GPU: self._servers.held(id).get("gpu") if self.is_known else None} for id in processes
         }
@@ -214,13 +214,16 @@ class SleepWorld(PoolWorld):
         self.proxy = PlayedProxy()
         self.memory = SleepingMemory(self.servers, total_mb)
         self.audit = PlayedAudit()
+        self.rules: set[str] = set()
         self.jobs = Jobs(self.database, cast("Any", self.audit))
         self.pool = self.make()
         self._running = None
         self._orders = None
 
     def make(self, pins: Mapping[str, bool] | None = None) -> ModelPool:
+        self.leases, self.deployments = leases_of(self), registry_of(self)
         given: Any = {
+            "leases": self.leases,
             "helper": self.servers,
             "proxy_link": self.proxy,
             "memory": self.memory,
@@ -234,6 +237,7 @@ class SleepWorld(PoolWorld):
             address_of=lambda entry: str(self.servers.socket(entry.id)),
             pins=pins or {},
             describe=describe,
+            why_not_approved=self.deployments.why_not_approved,
             **given,
         )
         self.servers.on_moved = pool.slot_moved

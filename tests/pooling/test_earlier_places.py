@@ -21,7 +21,7 @@ async def test_a_server_is_asked_where_it_listens_and_its_successor_in_the_slots
         await box.until("a", "ready")
         assert box.proxy.last_row(id).backend.address == "/before/a.sock"
         box.use("a", 0)
-        box.pool.find("a").unload_ordered = True
+        box.pool.find("a").unload_orders.add("job")
         box.pool.wake()
         await box.until("a", "cold")
         box.ask("a")

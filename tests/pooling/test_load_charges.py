@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hive.domain import Band
+from tests.approvals import LOAD
 from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
 
@@ -30,14 +31,14 @@ async def test_a_load_is_charged_to_the_tenant_that_asked_with_its_seconds_befor
     await box.until("a", "ready")
     (charge,) = box.proxy.charged
     assert (charge.id, charge.tenant, charge.agent, charge.band) == (box.id("a"), "acme", "ann", Band.HIGH)
-    assert charge.seconds >= 0.1
+    assert charge.seconds > 0.09  # a timer of the loop may come a little early
 
 
 async def test_a_pin_and_an_operators_order_are_charged_to_nobody(box: PoolWorld) -> None:
     box.pool.find("a").pinned_at = 0.0
     box.ask("a")
     await box.until("a", "ready")
-    await box.orders.load("b", "root")
+    await box.orders.load("b", "root", approval=LOAD)
     await box.until("b", "ready")
     assert box.proxy.charged == []
 

@@ -16,6 +16,7 @@ from hive.link.pool import CrashBlame
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB
 from hive.store.pool import pins
+from tests.approvals import LOAD, PIN, UNLOAD, UNPIN
 from tests.control.box import until
 from tests.pooling.pool_world import GPU, PoolWorld
 
@@ -244,7 +245,7 @@ async def test_memory_that_does_not_come_back_is_booked_as_foreign_and_the_pool_
     await box.until("a", "ready")
     box.use("a", 0)
     box.memory.left_mb = 60  # whatever holds it
-    box.pool.find("a").unload_ordered = True
+    box.pool.find("a").unload_orders.add("job")
     box.pool.wake()
     await box.until("a", "cold")
     assert ("pool.foreign", {"name": "a", "account": GPU, "bytes": 60 * MIB}) in box.audit.acts
@@ -341,7 +342,7 @@ async def test_a_daemon_killed_at_any_step_leaves_nothing_charged_that_does_not_
     else:
         await box.until("a", "ready")
         box.use("a", 1)
-        box.pool.find("a").unload_ordered = True
+        box.pool.find("a").unload_orders.add("job")
         box.pool.wake()
         await box.until("a", "draining")
         if moment == "stopping":
@@ -404,7 +405,7 @@ async def test_nothing_is_stopped_without_the_proxys_word(world: World) -> None:
     await box.until("a", "ready")
     box.use("a", 1)
     box.proxy.is_there = False
-    box.pool.find("a").unload_ordered = True
+    box.pool.find("a").unload_orders.add("job")
     box.pool.wake()
     await box.until("a", "draining")
     await asyncio.sleep(0.5)  # longer than drain_s
@@ -431,13 +432,13 @@ async def test_those_of_the_high_band_wait_less_long(world: World) -> None:
 
 async def test_an_order_to_load_is_a_job_that_ends_with_the_load_and_may_be_taken_back(world: World) -> None:
     box = await world({"a": 60, "b": 60}, swap_share=0.01)
-    done = await box.follow(await box.orders.load("a", "uid:0"))
+    done = await box.follow(await box.orders.load("a", "uid:0", approval=LOAD))
     assert (done.state, done.result and done.result["changed"]) == (JobState.DONE, True)
     assert done.progress == "a is loaded"
-    again = await box.orders.load("a", "uid:0")
+    again = await box.orders.load("a", "uid:0", approval=LOAD)
     assert (again.state, again.result and again.result["changed"]) == (JobState.DONE, False)
     box.use("a", 1)
-    waits = await box.orders.load("b", "uid:0")
+    waits = await box.orders.load("b", "uid:0", approval=LOAD)
     cancelled = await box.orders.cancel(waits.id)
     assert cancelled.state == JobState.CANCELLED
     assert not box.orders.is_loading(waits.id)
@@ -448,7 +449,7 @@ async def test_an_order_says_why_a_load_failed_and_the_next_one_tries_at_once(wo
     box = await world({"a": 60})
     box.servers.comes_up[box.id("a")] = "ended"
     box.servers.last[box.id("a")] = ["error loading model"]
-    failed = await box.follow(await box.orders.load("a", "uid:0"))
+    failed = await box.follow(await box.orders.load("a", "uid:0", approval=LOAD))
     assert failed.state == JobState.FAILED
     assert failed.error is not None
     assert (failed.error["message"], failed.error["log"]) == (
@@ -456,18 +457,18 @@ async def test_an_order_says_why_a_load_failed_and_the_next_one_tries_at_once(wo
         ["error loading model"],
     )
     box.servers.comes_up.clear()
-    assert (await box.follow(await box.orders.load("a", "uid:0"))).state == JobState.DONE
+    assert (await box.follow(await box.orders.load("a", "uid:0", approval=LOAD))).state == JobState.DONE
 
 
 async def test_an_unload_waits_for_what_is_in_flight_and_a_pinned_model_stays(world: World) -> None:
     box = await world({"a": 60}, drain_s=30)
-    await box.follow(await box.orders.load("a", "uid:0"))
-    await box.orders.pin("a", "uid:0")
+    await box.follow(await box.orders.load("a", "uid:0", approval=LOAD))
+    await box.orders.pin("a", "uid:0", approval=PIN)
     with pytest.raises(WrongState, match="pinned"):
-        await box.orders.unload("a", "uid:0")
-    await box.orders.unpin("a", "uid:0")
+        await box.orders.unload("a", "uid:0", approval=UNLOAD)
+    await box.orders.unpin("a", "uid:0", approval=UNPIN)
     box.use("a", 1)
-    job = await box.orders.unload("a", "uid:0")
+    job = await box.orders.unload("a", "uid:0", approval=UNLOAD)
     await box.until("a", "draining")
     box.proxy.in_flight.clear()
     assert (await box.follow(job)).state == JobState.DONE
@@ -476,13 +477,13 @@ async def test_an_unload_waits_for_what_is_in_flight_and_a_pinned_model_stays(wo
 
 async def test_a_pin_is_kept_for_the_next_daemon_and_goes_before_the_description(world: World) -> None:
     box = await world({"a": 60})
-    await box.orders.pin("a", "uid:0")
+    await box.orders.pin("a", "uid:0", approval=PIN)
     await box.until("a", "ready")
     await box.kill()
     await box.again(box.database.read_now(lambda conn: {name: pinned for name, (pinned, _) in pins(conn).items()}))
     assert box.pool.find("a").pinned_at is not None
     with pytest.raises(NotFound, match="no model"):
-        await box.orders.pin("x", "uid:0")
+        await box.orders.pin("x", "uid:0", approval=PIN)
 
 
 async def test_a_fault_of_hives_own_in_a_step_leaves_no_slot_between_two_states(
@@ -555,7 +556,10 @@ async def test_a_pinned_model_whose_file_is_missing_evicts_nobody(world: World, 
 async def test_two_orders_to_load_the_same_model_end_with_the_same_load(world: World) -> None:
     box = await world({"a": 60})
     box.servers.load_s = 0.1
-    first, second = await box.orders.load("a", "uid:0"), await box.orders.load("a", "uid:1")
+    first, second = (
+        await box.orders.load("a", "uid:0", approval=LOAD),
+        await box.orders.load("a", "uid:1", approval=LOAD),
+    )
     assert [(await box.follow(job)).state for job in (first, second)] == [JobState.DONE] * 2
     assert len(box.servers.started) == 1
 

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.domain import Band
+from hive.domain import Band, JobState
 from hive.pool.footprints import SleepFootprint
 from hive.pool.state import MIB
 from hive.pooling.pool_views import explanation_of, slot_view, view_of
 from hive.pooling.slot_sleep import SlotSleep
+from tests.approvals import LOAD, UNLOAD
 from tests.control.box import until
 from tests.fakes.fake_sleeping_vllm import CONTEXT_BYTES, PYTHON_BYTES
 from tests.pooling.sleep_world import SleepWorld
@@ -61,6 +62,21 @@ async def asleep(world: World, **settings: Any) -> SleepWorld:
 
 
 # --- as it should be ---
+
+
+async def test_a_sleeper_that_left_for_a_load_that_failed_comes_back_with_all_that_it_needs_awake(world: World) -> None:
+    box = await asleep(world)
+    awake = sum(grant.charged_bytes for grant in box.pool.find("a").awake)
+    await box.follow(await box.orders.unload("b", "uid:0", approval=UNLOAD))
+    job = await box.orders.load("b", "uid:0", approval=LOAD, evict="a")
+    await box.until("b", "loading")
+    await until(lambda: box.id("b") in box.servers.processes)
+    box.servers.kill(box.id("b"))
+    assert (await box.follow(job)).state is JobState.FAILED
+    await box.until("a", "ready")
+    id, grant = box.servers.started[-1]
+    assert (id, sum(grant.accounts.values())) == (box.id("a"), awake // MIB)
+    box.pool_is_whole()
 
 
 async def test_a_victim_sleeps_its_memory_is_measured_back_and_the_other_model_is_loaded(world: World) -> None:
@@ -173,7 +189,7 @@ async def test_a_sleeper_is_shown_with_the_time_of_its_wake(world: World) -> Non
 
 async def test_an_order_to_unload_ends_a_sleeper(world: World) -> None:
     box = await asleep(world)
-    await box.follow(await box.orders.unload("a", "uid:0"))
+    await box.follow(await box.orders.unload("a", "uid:0", approval=UNLOAD))
     assert (box.state("a"), box.charged_mb("a"), box.servers.stopped) == ("cold", 0, [box.id("a")])
     box.pool_is_whole()
 

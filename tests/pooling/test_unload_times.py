@@ -28,7 +28,7 @@ async def unloaded(box: PoolWorld, model: str) -> None:
     box.ask(model)
     await box.until(model, "ready")
     box.use(model, 0)
-    box.pool.find(model).unload_ordered = True
+    box.pool.find(model).unload_orders.add("job")
     box.pool.wake()
     await box.until(model, "cold")
 

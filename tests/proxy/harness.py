@@ -17,11 +17,11 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, W
 from hive.errors import LinkLost
 from hive.link.messages import AgentRow
 from hive.proxy.connection_limits import turn_away
-from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import AgentEntry, Registry
+from hive.queue.connection_shares import ConnectionHolder
 from hive.settings.pool import PoolSection
 from hive.settings.table import Settings, TenantRow
 from hive.wire import connection as wire
@@ -234,10 +234,11 @@ class Proxy:
     def tell_quiet(self, agent: str) -> None:
         self.quiets.append(agent)
 
-    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None:
+    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> int:
         self.events.append(event)
         if then is not None:
             asyncio.get_running_loop().call_soon(then)
+        return len(self.events)
 
     def stop(self) -> None:
         for listener in self._listeners:

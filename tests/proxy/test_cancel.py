@@ -457,9 +457,10 @@ async def test_who_leaves_while_the_last_byte_is_held_back_leaves_nothing(tmp_pa
             before = held(proxy)
             held_back: list[Callable[[], None]] = []
 
-            def record(event: UsageEvent, then: Callable[[], None] | None = None) -> None:
+            def record(event: UsageEvent, then: Callable[[], None] | None = None) -> int:
                 assert then is not None
                 held_back.append(then)
+                return 1
 
             proxy.path.usage.record = record  # type: ignore[method-assign]
             client = await Client.tcp(proxy.port)

@@ -142,6 +142,11 @@ MAY_READ = {
     ("agents/state.py", "replaced"): "the record of a change",
     ("agents/starting.py", "after_end"): "the moment of the next start, as it is told",
     ("agents/starting.py", "_start_again"): "the moment of the next start, as it is told",
+    ("proxy/budgets.py", "look"): "days and months of budgets, whose step back is not trusted (queue/budgets.py)",
+    ("proxy/budgets.py", "_ask"): "days and months of budgets",
+    ("proxy/budgets.py", "why_not"): "days and months of budgets",
+    ("proxy/runner.py", "_let_in"): "the day on which a token expires",
+    ("proxy/budgets.py", "take"): "days and months of budgets",
     ("agents/state.py", "_loop_time_of"): "how long an operator keeps an agent awake, as it is recorded",
 }
 

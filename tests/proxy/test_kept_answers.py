@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from hive.endpoints.endpoints import Keeps
 from hive.errors import BadRequest, NotFound, PreviousNotFound, Saturated
 from hive.link.messages import Failed
 from hive.link.responses import KeepResponse
 from hive.proxy import kept_answers, stored_responses
-from hive.proxy.endpoints import Keeps
 from tests.proxy.harness import Client, Proxy, get, post, until
 from tests.proxy.keeping import OUTPUT, keep, keeping
 

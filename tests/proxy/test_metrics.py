@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from hive.endpoints.endpoints import ENDPOINTS
 from hive.errors import HiveError, QueueFull
 from hive.exposition import MetricKind
-from hive.proxy.endpoints import ENDPOINTS
 from hive.proxy.metrics import CANCELLED_IN, LAG_SECONDS, OTHER, STATUSES_MAX, TABLE, TENANTS_MAX, Metrics
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hive.dialects.sse import UsageStripper
 from hive.domain import RequestUsage
-from hive.proxy.metering import AnswerReading, MessagesReading, NdjsonReading, SseReading
+from hive.metering.metering import AnswerReading, MessagesReading, NdjsonReading, SseReading
 from tests.examples import examples
 
 STREAMS = Path(__file__).with_name("streams")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hive.link.messages import AgentRow
 from hive.proxy.registry import Registry
 from hive.settings.table import Proxy, TenantRow
+from tests.proxy.harness import MODEL_TOKEN, Client, post, proxied
 
 TENANTS = {"acme": TenantRow(cache_group="us"), "other": TenantRow(cache_group="us"), "third": TenantRow()}
 ROW = AgentRow(id="", name="", generation=1, gate="open", status="running")
@@ -63,3 +66,15 @@ def test_activity_is_looked_up_of_those_named_alone() -> None:
     assert list(registry.activity(["b", "nobody"], 1.0)) == ["b"]
     assert asked == ["b"]
     assert sorted(registry.activity([], 1.0)) == ["a", "b", "c"]
+
+
+async def test_prompts_that_an_operator_sends_for_a_tenant_are_kept_from_the_agents_ones(tmp_path: Path) -> None:
+    """A llama-server has no salts: where two groups ask it, it may use nothing that it kept."""
+    body = b'{"model":"m","prompt":"x"}'
+    async with proxied(tmp_path) as (proxy, backend):
+        for token, fields in ((MODEL_TOKEN, b""), (b"internal", b"x-tenant-id: acme\r\n"), (MODEL_TOKEN, b"")):
+            client = await Client.tcp(proxy.port)
+            status, _, said = await client.ask(post(b"/v1/completions", body, token=token, fields=fields))
+            assert status == 200, said
+        assert [json.loads(sent).get("cache_prompt") for _, sent in backend.requests] == [None, False, False]
+        assert proxy.registry.cache_groups() == 2

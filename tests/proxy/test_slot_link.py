@@ -15,11 +15,13 @@ from hive.host.accounts import own
 from hive.link.client import LinkClient
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
-from hive.link.messages import AgentRow, DaemonTable, Done, Hello, Open, ProxyTable, Refused
+from hive.link.messages import AgentRow, DaemonTable, Done, Failed, Hello, Open, ProxyTable, Refused
+from hive.link.parking import UseParked
 from hive.link.pool import SlotBusy, SlotClosed, SlotDemands, SlotFlows
 from hive.link.proxy_link import ProxyGates
 from hive.link.responses import FromProxy
-from hive.link.usage import UsageBatch
+from hive.link.runner import RunnerCall
+from hive.link.usage import AskSpent, SpentIs, UsageBatch
 from hive.proxy.slot_orders import SlotOrders
 from tests.proxy.harness import STREAM, until
 from tests.proxy.test_slots import Pool, ask, hold, pooled
@@ -52,6 +54,12 @@ class Heard:
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None: ...
 
     def usage(self, batch: UsageBatch) -> None: ...
+
+    def spent(self, asked: AskSpent, answer: Callable[[SpentIs | Failed], None]) -> None: ...
+
+    def use_parked(self, message: UseParked, reply: LinkReply) -> None: ...
+
+    def runner_asks(self, call: RunnerCall, reply: LinkReply) -> None: ...
 
     def active(self, agents: dict[str, float]) -> None: ...
 

@@ -230,3 +230,17 @@ async def test_other_servers_are_asked_without_a_list_as_before(tmp_path: Path) 
             backend.reply = answer(JSON_ANSWER)
             proxy.use(backend, kind, models=())
             assert (await said(proxy, b"/v1/chat/completions", {"model": "any", "messages": TURN}))[0] == 200
+
+
+async def test_usage_tells_the_name_asked_for_the_model_that_served_it_and_whether_it_left_the_box(
+    tmp_path: Path,
+) -> None:
+    tenants = {"default": TenantRow(models="fast, work-helper")}
+    async with proxied(tmp_path, tenants=tenants) as (proxy, backend):
+        before_ollama(proxy, backend, NEAR, STUB, aliases="fast = tiny")
+        for asked in ("fast", "work-helper"):
+            assert (await said(proxy, b"/v1/chat/completions", {"model": asked, "messages": TURN}))[0] == 200
+        proxy.path.use_backend(BackendInfo(kind=BackendKind.REMOTE, address="https://192.0.2.1", up=True), [NEAR])
+        assert proxy.path.slot.is_far(BackendInfo(kind=BackendKind.REMOTE, address="https://192.0.2.1"), "tiny:latest")
+        told = [(event.asked, event.model, event.rung, event.far) for event in proxy.events]
+        assert told == [("fast", "tiny:latest", None, False), ("work-helper", "work-helper:latest", None, True)]

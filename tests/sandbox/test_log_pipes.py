@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -520,6 +521,27 @@ async def test_a_log_that_was_deleted_is_made_again_while_its_agent_runs(open_re
     reader.say(OVER, "a")
     os.close(agent)
     assert reader.end() == 0
+
+
+def test_what_is_moved_into_a_log_that_is_deleted_just_then_is_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its opening and its writing: the lines went into a file without a name."""
+    log, (reads, writes), real = tmp_path / "a.log", os.pipe(), os.splice
+
+    def splice(*args: Any, **named: Any) -> int:
+        log.unlink()
+        return real(*args, **named)
+
+    monkeypatch.setattr(os, "splice", splice)
+    for is_kept in (True, False):
+        os.write(writes, b"said meanwhile\n")
+        log.touch()
+        assert log_process.move(reads, str(log), 1 << 20, is_kept=lambda is_kept=is_kept: is_kept) == 15  # type: ignore[misc]
+        assert (log.read_bytes() if log.exists() else b"") == b"said meanwhile\n" * is_kept
+        log.unlink(missing_ok=True)
+    os.close(reads)
+    os.close(writes)
 
 
 async def test_a_reader_whose_helper_is_gone_reads_as_long_as_somebody_can_write(

@@ -46,7 +46,11 @@ def test_both_places_describe_models(tmp_path: Path) -> None:
         ("[model a b]\nfile = /x\n", "", "hive.conf:1: [model a b]: a model's name is"),
         ("[model a]\nfile = /x\ncontext = -1\n", "", "hive.conf:3: [model a] context: expected"),
         ("[model a]\nfile = /x\nctx = 1\n", "", "hive.conf:3: [model a] ctx: no such key"),
-        ("[model a]\nfile = /x\nbackend = tgi\n", "", "a] backend: expected one of llama, vllm, ollama, found 'tgi'"),
+        (
+            "[model a]\nfile = /x\nbackend = tgi\n",
+            "",
+            "a] backend: expected one of llama, vllm, ollama, remote, found 'tgi'",
+        ),
         ("[model a]\nfile = a:8b\n", "", "hive.conf:2: [model a] file: expected an absolute path, found 'a:8b'"),
         ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:2: [model a] file: expected the model's name at O"),
         (

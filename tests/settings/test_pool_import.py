@@ -95,35 +95,46 @@ def test_a_model_no_server_here_loads_is_left_out(name: str, row: dict[str, Any]
     assert any(note.startswith(f"m.yaml: {name}: left out") and told in note for note in found.notes)
 
 
-def test_of_tasks_the_longest_keep_alive_is_taken_for_the_first_model() -> None:
+def test_tasks_are_taken_over_with_their_ladders() -> None:
     tasks = {
-        "drift": {"models": ["q", "r"], "keep_alive_s": 60},
-        "score": {"candidates": [{"id": "q"}], "keep_alive_s": 900},
-        "chat": {"models": ["r"]},
+        "drift": {"models": ["q", "r"], "keep_alive_s": 60, "pin_primary": True, "budget_s": 90},
+        "score": {"candidates": [{"id": "q"}, "claude:sonnet", "gone"], "prefer": "fast"},
+        "chat": {"model": "r"},
         "far": {"models": ["claude:sonnet"], "keep_alive_s": 5},
+        "a b": {"models": ["q"]},
     }
     for order in (("m.yaml", "t.yaml"), ("t.yaml", "m.yaml")):
-        documents = {"m.yaml": {"models": {"q": LLAMA, "r": LLAMA}}, "t.yaml": {"tasks": tasks}}
+        gone = {"path": "x.gguf", "backend": "diffusers"}
+        documents = {"m.yaml": {"models": {"q": LLAMA, "r": LLAMA, "gone": gone}}, "t.yaml": {"tasks": tasks}}
         found = imported({name: documents[name] for name in order}, BASE)
-        assert found.models["q"]["keep_alive_s"] == 900
-        assert "keep_alive_s" not in found.models["r"]
-        assert len([note for note in found.notes if "its ladder is not taken over" in note]) == 4
-        assert [note for note in found.notes if "task far: keep_alive_s was left out" in note]
+        assert found.tasks == {
+            "drift": {"models": "q | r", "keep_alive_s": 60, "pin_primary": True, "budget_s": 90},
+            "score": {"models": "q"},
+            "chat": {"models": "r"},
+        }
+        assert "keep_alive_s" not in found.models["q"], "it is the task's"
+        told = [note for note in found.notes if ": task " in note]
+        assert told == [
+            "t.yaml: task score: claude:sonnet was left out of its ladder: it is no model of this box",
+            "t.yaml: task score: gone was left out of its ladder: it is no model of this box",
+            "t.yaml: task score: prefer has no counterpart and was left out",
+            "t.yaml: task far: claude:sonnet was left out of its ladder: it is no model of this box",
+            "t.yaml: task far: left out, no model of its ladder is there",
+            "t.yaml: task a b: left out, its name is none here: a task's name is a letter or digit, then up to 63 of "
+            "A-Z, a-z, 0-9 and . _ -",
+        ]
 
 
-def test_the_manifests_own_keep_alive_goes_before_a_tasks() -> None:
-    documents = {
-        "m.yaml": {"models": {"q": LLAMA | {"keep_alive_s": 0}}},
-        "t.yaml": {"tasks": {"a": {"model": "q", "keep_alive_s": 900}}},
-    }
-    assert imported(documents, BASE).models["q"]["keep_alive_s"] == 0
+def test_tasks_alone_are_taken_over_for_models_that_are_described_already() -> None:
+    found = imported({"t.yaml": {"tasks": {"a": {"model": "q", "keep_alive_s": 900}}}}, BASE)
+    assert (found.models, found.tasks) == ({}, {"a": {"models": "q", "keep_alive_s": 900}})
 
 
 @pytest.mark.parametrize(
     ("documents", "told"),
     [
-        ({"t.yaml": {"tasks": {"a": {"model": "q"}}}}, "no model in t.yaml can be taken over"),
-        ({"m.yaml": {"models": {}}}, "no model in m.yaml"),
+        ({"t.yaml": {"tasks": {"a": {"model": "claude:x"}}}}, "no model and no task in t.yaml can be taken over"),
+        ({"m.yaml": {"models": {}}}, "no model and no task in m.yaml"),
         ({"m.yaml": None}, "expected models by name"),
         ({"m.yaml": "text"}, "expected models by name"),
         ({"m.yaml": {"models": 5}}, "expected models by name"),

@@ -22,14 +22,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.control import cloud
 from hive.control.effects import BOOT
 from hive.control.recorded import PROXY_PORT
+from hive.control.runtime_config import PREFIX
 from hive.domain import Agent, AgentSpec, AgentStatus, Role, TokenState
 from hive.errors import HiveError, StoreFull
 from hive.files.audit_check import verify
 from hive.files.backup_contents import of_up
 from hive.settings.table import Paths
-from hive.store import agents, anchors, anew, audit, database, runtime_settings, second_copy, tokens
+from hive.store import (
+    agents,
+    anchors,
+    anew,
+    audit,
+    cache_epochs,
+    database,
+    op_nonces,
+    runtime_settings,
+    second_copy,
+    tokens,
+)
 from hive.store.anchors import anchors_of
 from hive.store.audit import AuditRecord
 from hive.store.chain import Head
@@ -140,6 +153,7 @@ async def test_whatever_damages_the_database_agents_and_tokens_are_as_they_were(
     for aside in tmp_path.glob("hive.db.damaged-*"):
         aside.unlink()
     assert again.loss.is_told(again.loss.at + anew.TOLD_S) is False
+    assert [one.key for one in await again.read(cache_epochs.epochs)] == ["all"], "flushes that were lost hold"
     again.close()
 
 
@@ -427,8 +441,11 @@ async def test_after_kill_9_and_a_damaged_database_all_is_there_that_was_said_an
 
 async def killed_with_a_log(path: Path) -> None:
     """A Hive whose last changes are in the write-ahead log alone, and that has ended without closing anything."""
-    (await a_hive(path, rows=1)).close()
+    store = await a_hive(path, rows=1)
+    await store.write(lambda conn: op_nonces.make_box(conn, "box-1", 5.0))
+    store.close()
     store = Database.open(path)
+    await store.write(lambda conn: op_nonces.use(conn, "n1", "model-load", "ann", now=6.0, keep_until=900.0))
     await store.write(lambda conn: tokens.revoke(conn, "ci", now=6.0))
     await store.write(lambda conn: agents.remove(conn, "id-bob", now=6.0))
     for _ in range(5):
@@ -453,10 +470,72 @@ async def test_a_damaged_write_ahead_log_revives_no_right(tmp_path: Path, damage
     assert store.loss is not None
     assert store.loss.is_rollback
     assert store.loss.is_told(time.time())
+    assert await store.read(op_nonces.box) is None, "the token that was used would be good again at box-1"
     await store.write(lambda conn: audit.append(conn, audit.own("order.stop", 9.0, {})))
     store.close()
     checked = verify(place).verdict
     assert (checked.bad, checked.begun_anew) == (None, 1)
+
+
+async def before_the_last_commit(path: Path, *, is_settled: bool) -> None:
+    """A database without its last commit, which revoked a token, and the copy that has it: as after the loss of the end
+    of a write-ahead log, or, not settled, as a daemon leaves it that was killed before the commit."""
+    store = await a_hive(path, rows=1)
+    await store.write(lambda conn: op_nonces.make_box(conn, "box-1", 5.0))
+    store.close()
+    before, copy = path.read_bytes(), path.with_name("hive.db.second")
+    sealed = copy.read_bytes().partition(b"\n")[0]
+    store = Database.open(path)
+    await store.write(lambda conn: tokens.revoke(conn, "ci", now=6.0))
+    store.close()
+    path.write_bytes(before)
+    if not is_settled:
+        copy.write_bytes(sealed + copy.read_bytes()[len(sealed) :])
+
+
+async def test_a_single_commit_that_is_lost_is_told(tmp_path: Path) -> None:
+    """One alone was taken for that of a daemon that was killed, and a token that it had used was good again."""
+    path = tmp_path / "hive.db"
+    await before_the_last_commit(path, is_settled=True)
+    store = Database.open(path)
+    assert {one.state(9.0) for one in await store.read(tokens.all)} == {TokenState.REVOKED}
+    assert store.loss is not None
+    assert (store.loss.is_rollback, store.loss.why) == (True, "1 commit")
+    assert await store.read(op_nonces.box) is None
+    store.close()
+    again = Database.open(path)
+    assert again.loss == store.loss, "told once, not found anew at each start"
+    again.close()
+
+
+async def test_a_lost_commit_of_an_op_token_alone_is_told_and_the_token_stays_used(tmp_path: Path) -> None:
+    path = tmp_path / "hive.db"
+    store = await a_hive(path, rows=1)
+    await store.write(lambda conn: op_nonces.make_box(conn, "box-1", 5.0))
+    store.close()
+    before = path.read_bytes()
+    store = Database.open(path)
+    await store.write(lambda conn: op_nonces.use(conn, "n1", "model-load", "ann", now=6.0, keep_until=900.0))
+    store.close()
+    path.write_bytes(before)
+    store = Database.open(path)
+    assert store.loss is not None
+    assert store.loss.is_rollback
+    assert await store.read(lambda conn: op_nonces.is_used(conn, "n1"))
+    assert await store.read(op_nonces.box) is None
+    store.close()
+
+
+async def test_a_commit_that_a_killed_daemon_did_not_get_to_is_no_loss(tmp_path: Path) -> None:
+    path = tmp_path / "hive.db"
+    await before_the_last_commit(path, is_settled=False)
+    store = Database.open(path)
+    assert {one.state(9.0) for one in await store.read(tokens.all)} == {TokenState.REVOKED}, "the copy has it"
+    assert store.loss is None
+    box = await store.read(op_nonces.box)
+    assert box is not None
+    assert box.id == "box-1"
+    store.close()
 
 
 async def test_a_daemon_that_was_killed_lost_nothing_and_nothing_is_told(tmp_path: Path) -> None:
@@ -465,6 +544,9 @@ async def test_a_daemon_that_was_killed_lost_nothing_and_nothing_is_told(tmp_pat
     store = Database.open(path)
     assert {one.name for one in await store.read(agents.all)} == {"ann", "cid"}
     assert store.loss is None
+    box = await store.read(op_nonces.box)
+    assert box is not None
+    assert (box.id, await store.read(lambda conn: op_nonces.is_used(conn, "n1"))) == ("box-1", True)
     store.close()
 
 
@@ -509,7 +591,7 @@ async def test_a_large_database_found_damaged_while_it_is_open_is_begun_anew_at_
 
 
 def test_the_settings_it_keeps_are_those_that_the_daemon_means() -> None:
-    assert set(second_copy.SETTINGS_KEPT) == {BOOT, PROXY_PORT}
+    assert set(second_copy.SETTINGS_KEPT) == {BOOT, PROXY_PORT, PREFIX + cloud.SETTING, cloud.SEEDED}
 
 
 @pytest.mark.parametrize("step", ["_make", "append", "link", "rename", "sync"])

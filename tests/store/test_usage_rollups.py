@@ -29,14 +29,15 @@ def event(no: int, **fields: Any) -> UsageEvent:
 
 
 COLUMNS = [name for name in UsageEvent.__struct_fields__ if name not in ("epoch", "event_no")]
+OLDER = [name for name in COLUMNS if name not in ("asked", "rung", "far")]
 
 
 def insert_as_an_older_hive(conn: sqlite3.Connection, events: Iterable[UsageEvent]) -> None:
     """Inserts as the code before step 6 does into `inference_usage`."""
     conn.executemany(
-        f"INSERT INTO inference_usage ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+        f"INSERT INTO inference_usage ({', '.join(OLDER)}) VALUES ({', '.join('?' * len(OLDER))})"
         " ON CONFLICT (id) DO NOTHING",
-        [[getattr(event, name) for name in COLUMNS] for event in events],
+        [[getattr(event, name) for name in OLDER] for event in events],
     )
 
 
@@ -117,7 +118,7 @@ def by_hand(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | 
             values.append(value)
     rows = conn.execute(
         f"SELECT {KEYS[by]} AS key, count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0),"
-        " coalesce(sum(cached_tokens), 0), sum(tokens_in IS NULL OR tokens_out IS NULL), sum(cut)"
+        " coalesce(sum(cached_tokens), 0), sum(tokens_in IS NULL OR tokens_out IS NULL), sum(cut), sum(far)"
         f" FROM inference_usage WHERE {' AND '.join(conditions)} GROUP BY key",
         values,
     )
@@ -166,6 +167,7 @@ REQUESTS = st.fixed_dictionaries(
         "tokens_out": COUNTS,
         "cached_tokens": COUNTS,
         "cut": st.booleans(),
+        "far": st.booleans(),
         "created_at": MOMENTS,
     }
 )
@@ -255,6 +257,7 @@ def test_no_question_reads_a_whole_table(conn: sqlite3.Connection) -> None:
 
 def test_one_request_is_told_with_all_that_is_known_of_it(conn: sqlite3.Connection) -> None:
     told = event(1, tokens_out=None, cut=True, ttft_ms=3.5, queue_ms=0.25, status=499, client_request_id="null")
+    told = msgspec.structs.replace(told, asked="task:plan", rung=2, far=True)
     usage.insert(conn, [told, event(2)])
     found = usage.request(conn, "p1-1")
     assert found is not None

@@ -1,13 +1,14 @@
 #!/bin/bash
-# Installs client packages that Hive's own tests cannot be installed with, for tests/journeys/test_responses.py.
+# Installs client packages that Hive's own tests cannot be installed with, for
+# tests/journeys/test_responses.py and test_tasks.py.
 #
 #   setup_clients.sh
 #
-# Leaves ${HIVE_CI_CACHE:-/var/cache/hive-ci}/clients with venv/ (openai-agents, pydantic-ai; 150 MB) and, where npm is
-# there, node_modules/ (openai, @ai-sdk/openai; 40 MB), and prints it. Does nothing where these versions are there. Takes
-# half a minute. Needs Python 3.11; where a registry does not have one, exit 1 and the installer's own words.
+# Leaves ${HIVE_CI_CACHE:-/var/cache/hive-ci}/clients with venv/ (openai-agents, pydantic-ai, langgraph; 200 MB) and,
+# where npm is there, node_modules/ (openai, @ai-sdk/openai; 40 MB), and prints it. Does nothing where these versions are
+# there. Takes half a minute. Needs Python 3.11; where a registry does not have one, exit 1 and the installer's own words.
 set -euo pipefail
-PYTHON=("openai-agents==0.24.0" "pydantic-ai-slim[openai]==2.68.0")
+PYTHON=("openai-agents==0.24.0" "pydantic-ai-slim[openai]==2.68.0" "langgraph==1.2.24" "langchain-openai==1.7.4")
 NODE=("openai@6.49.0" "ai@6.0.326" "@ai-sdk/openai@3.0.141" "zod@4.6.7")
 DIR=${HIVE_CI_CACHE:-/var/cache/hive-ci}/clients
 

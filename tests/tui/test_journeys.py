@@ -28,6 +28,7 @@ from hive.tui.screens.keys import Keys
 from hive.tui.snapshot import AgentLine
 from tests.control.box import AWAKE, Box, until
 from tests.ports import free_port
+from tests.tui import test_leases  # noqa: F401 - its journeys are among those that are counted
 from tests.tui.driving import (
     JOURNEYS,
     all_keys,
@@ -267,7 +268,7 @@ async def test_the_table_is_sorted_by_each_column_either_way(box: Box) -> None:
     await box.create("ann", tenant="zoo")
     await box.create("bob", tenant="abc")
     await box.stop("bob", "uid:0")
-    async with over(box, (120, 40)) as (app, pilot):
+    async with over(box, (140, 40)) as (app, pilot):
         table = table_of(app)
         await until(lambda: "stopped" in screen_text(app))
         seen: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ import html
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,18 +31,22 @@ SMALL, LARGE, WIDE = (80, 24), (120, 40), (200, 50)
 
 
 class Picture(NamedTuple):
-    """`keys`: pressed before it is taken. `env`: set while it is."""
+    """`keys`: pressed before it is taken. `env`: set while it is. `leases`: there are."""
 
     look: Snapshot
     size: tuple[int, int]
     keys: tuple[str, ...] = ()
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     env: dict[str, str] = {}  # noqa: RUF012
+    leases: Sequence[dict[str, Any]] = ()
 
 
 ONE = frozen.look(gpus=frozen.one_gpu())
 EIGHT = frozen.look(gpus=frozen.eight_gpus())
 BUSY = [frozen.row(f"agent-{number:03}", tokens_per_s=number / 4) for number in range(200)]
+POOLED = frozen.look(gpus=frozen.one_gpu(), pool=frozen.pool(frozen.one_gpu()))
+SOME = frozen.leases(POOLED.gpus[0].uuid)
+MANY = [frozen.lease(number) for number in range(1, 51)]
 EVERY = {
     "small": Picture(ONE, SMALL),
     "large": Picture(ONE, LARGE),
@@ -68,6 +72,12 @@ EVERY = {
     "small_page_no_colour": Picture(ONE, SMALL, keys=("down", "enter"), env={"NO_COLOR": "1"}),
     "small_keys": Picture(ONE, SMALL, keys=("question_mark",)),
     "small_question": Picture(ONE, SMALL, keys=("down", "S")),
+    "small_leases": Picture(POOLED, SMALL, keys=("l", "down", "down"), leases=SOME),
+    "small_no_leases": Picture(frozen.look(), SMALL, keys=("l",)),
+    "small_leases_down": Picture(frozen.down(), SMALL, keys=("l",)),
+    "small_many_leases": Picture(POOLED, SMALL, keys=("l", "G"), leases=MANY),
+    "small_leases_question": Picture(POOLED, SMALL, keys=("l", "x"), leases=SOME),
+    "large_leases_ascii": Picture(POOLED, (160, 50), keys=("l",), leases=SOME, options={"unicode": False}),
     "tiny": Picture(ONE, (20, 5)),
     "nobody": Picture(frozen.look(agents=[], queue=None, events=[]), SMALL),
 }
@@ -91,7 +101,9 @@ def environment(given: dict[str, str]) -> Iterator[None]:
 async def taken(picture: Picture) -> str:
     """As SVG, without what is of this one run."""
     with environment(picture.env):
-        app = Top(frozen.Frozen(picture.look), picture.look, interval_s=1e6, **picture.options)
+        source = frozen.Frozen(picture.look)
+        source.leases = picture.leases
+        app = Top(source, picture.look, interval_s=1e6, **picture.options)
         for look in earlier(picture.look):
             app.history.add(look)
         async with app.run_test(size=picture.size) as pilot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from textual.command import CommandPalette
 from textual.widgets import OptionList, RichLog, Static
 
-from hive.client.client import Client
+from hive.client.client import NO_HEADERS, Client
 from hive.errors import TimedOut
 from hive.tui import panes
 from hive.tui.app import Top
@@ -67,7 +67,15 @@ class _Answering(FrozenClient):
             raise answer
         return answer  # type: ignore[no-any-return]
 
-    def post(self, path: str, body: object = None, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def post(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        op_token: str = "",
+    ) -> dict[str, Any]:
         self._source.posted += 1
         if path in self._source.answers:
             return self.get(path)

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from hive.backends.backend import open_backend
+from hive.backends.concurrency import named_slots
+from hive.backends.slot_place import with_slot_place
 from hive.errors import BadRequest, DependencyDown, NotFound
 from hive.host.process import children_of, read_stat
 from hive.link.slots import mark_of
 from hive.settings.file import load
 from hive.settings.pool import slot_id
-from hive.settings.table import Paths
+from hive.settings.table import InferenceSection, Paths, Settings
 from hive.slots.model_slots import described
 from hive.up.run_model import entry_of, read_grant
 from tests.control.box import until
@@ -54,6 +56,16 @@ def test_the_setting_goes_before_the_place_that_is_told(config: Path, tmp_path: 
     config.write_text(f"[pool]\nfound = true\n[inference]\nmodels_dir = {tmp_path}/state/models\n")
     entry = entry_of(slot_id("tiny"), load(config, env={}).settings, tmp_path)
     assert entry.path == tmp_path / "state" / "models" / "tiny.gguf"
+
+
+def test_without_the_directory_for_slots_a_server_starts_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    for wanted, is_there in ((tmp_path / "new", True), (tmp_path / "a-file", False), (Path("/proc/none"), False)):
+        settings = Settings(inference=InferenceSection(llama_slot_dir=str(wanted)))
+        read, why = with_slot_place(settings, is_apart=False)
+        assert (read.inference.llama_slot_dir, why == "") == (str(wanted) if is_there else "", is_there)
+        assert named_slots("llama", 4, read) == (4 if is_there else 0)
+    assert (tmp_path / "new" / "engine").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_no_grant_is_refused(tmp_path: Path) -> None:

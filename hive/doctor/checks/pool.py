@@ -137,9 +137,35 @@ def judge_memory(view: View) -> CheckVerdict:
     return passed("nobody else holds memory of its GPUs")
 
 
+def look_at_leases(subject: Subject) -> CheckVerdict:
+    view = _view(subject)
+    return view if isinstance(view, CheckVerdict) else judge_leases(view)
+
+
+def judge_leases(view: View) -> CheckVerdict:
+    """
+    >>> judge_leases({"leases": []}).reason
+    'nobody holds a lease'
+    """
+    held = [lease for lease in view["leases"] if lease["grants"]]
+    overdue = [lease for lease in held if lease["state"] == "overdue"]
+    if overdue:
+        first = overdue[0]
+        return wrong(
+            "lease_overdue",
+            lease=first["id"],
+            label=first["label"] or "without a name",
+            user=first["user"],
+            mb=first["need_bytes"] // MIB,
+            more=len(overdue) - 1,
+        )
+    return passed(f"{len(held)} held, each by somebody who is there") if held else skipped("nobody holds a lease")
+
+
 CHECKS = (
     Check("pool.files", "The files of the models in hive.conf are there.", look_at_files),
     Check("pool.models", "No model of the pool has failed.", look_at_failures),
     Check("pool.fit", "Each model of the pool fits into the memory there is.", look_at_fit),
+    Check("pool.leases", "No lease is overdue.", look_at_leases),
     Check("pool.memory", "The pool's GPUs tell their memory, and nobody else holds it.", look_at_memory),
 )

@@ -13,13 +13,11 @@ from hive.conditions import condition, conditions_in
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.files.layout import CURRENT
+from hive.host.listener import holders_of, listening_inodes
 
-LISTENING = "0A"
-"""State of a socket in /proc/net/tcp (TCP_LISTEN)."""
 SYSTEMD = "systemd (pid 1)"
 """Holds an appliance's ports for the proxy (socket units)."""
 UNSEEN = "another user's process"
-NET_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 # --- the daemon --------------------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ def look_at_ports(subject: Subject) -> CheckVerdict:
     found: dict[str, Any] = health.get("proxy") or {}
     proxy = found if found.get("connected") else {}
     api: dict[str, Any] = health.get("api") or {}
-    settings, listening = subject.settings, _listening()
+    settings, listening = subject.settings, listening_inodes()
     ports = [
         Port(what, wanted, ours, _owner(listening.get(wanted, ())))
         for what, wanted, ours in (
@@ -136,48 +134,14 @@ def look_at_ports(subject: Subject) -> CheckVerdict:
     return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
 
 
-def _listening() -> dict[int, list[str]]:
-    """Port → inodes of the sockets that listen there, IPv4 and IPv6."""
-    found: dict[int, list[str]] = {}
-    for table in NET_TABLES:
-        try:
-            text = Path(table).read_text()
-        except OSError:
-            continue
-        for port, inode in parse_listening(text):
-            found.setdefault(port, []).append(inode)
-    return found
-
-
-def parse_listening(text: str) -> list[tuple[int, str]]:
-    """(port, inode) of each listening socket in a /proc/net/tcp.
-
-    >>> parse_listening("  sl\\n 0: 0100007F:2CAB 00000000:0000 0A 0:0 00:0 0 0 0 4242 1\\n")
-    [(11435, '4242')]
-    """
-    rows = [line.split() for line in text.splitlines()[1:]]
-    return [(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == LISTENING]
-
-
 def _owner(inodes: Sequence[str]) -> str:
     """Found only among processes this user may look into."""
-    if not inodes:
-        return ""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _has_open(entry / "fd", wanted):
-            try:
-                return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
-            except OSError:
-                break
-    return UNSEEN
-
-
-def _has_open(directory: Path, wanted: set[str]) -> bool:
-    try:
-        return any(os.readlink(link) in wanted for link in directory.iterdir())
-    except OSError:
-        return False
+    for pid in holders_of(inodes):
+        try:
+            return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+        except OSError:
+            break
+    return UNSEEN if inodes else ""
 
 
 def judge_ports(ports: Sequence[Port], *, is_appliance: bool, is_root: bool = False) -> CheckVerdict:

@@ -16,7 +16,7 @@ from hive.conditions import Where, where_is
 from hive.errors import ConfigError, HiveError, NotPermitted
 from hive.files.layout import CONF_FILE, STATE, TARGET, UNITS, Layout
 from hive.paths import API_SOCKET, APPLIANCE_RUNTIME, api_sockets, default_state_dir, missing
-from hive.settings.file import load
+from hive.settings.file import load, load_text
 from hive.settings.table import Paths, Settings
 
 LIVE = Layout()
@@ -103,15 +103,19 @@ def find(
     named = bool(socket or state_dir or env.get("HIVE_SOCKET"))
     told: dict[str, Any] = {"named": named, "layout": layout, "uid": uid, "env": dict(env), "limit_s": limit_s}
     told |= {"state_dir": state_dir, "named_socket": str(socket or env.get("HIVE_SOCKET", ""))}
-    told |= _configured(config, layout, env)
+    configured = _configured(config, layout, env)
     try:
         sockets = api_sockets(socket=socket, state_dir=state_dir, uid=uid, env=env)
     except NotPermitted as error:
-        return Subject(kind=TargetKind.UP, silence=error.message, **told)
+        return Subject(kind=TargetKind.UP, silence=error.message, **told, **configured)
     guess = state_dir or (None if named else default_state_dir(uid, env))
     for path in sockets:
         if (answered := _ask(path)) is not None:
-            return Subject(socket=path, **_place(path, guess, layout, answered.get("health")), **answered, **told)
+            health = answered.get("health")
+            if config is None and isinstance(file := (health or {}).get("config_file"), str):
+                configured = _as_in_force(file, env)
+            told |= configured
+            return Subject(socket=path, **_place(path, guess, layout, health), **answered, **told)
     no_state = missing(None if socket else state_dir)
     told |= {"is_missing": bool(no_state)}
     silence = no_state or f"no Hive answers at {' or '.join(map(str, sockets))}"
@@ -123,12 +127,25 @@ def find(
         place = _place(sockets[0], guess, layout, None)
     else:
         place = {"kind": TargetKind.NONE}
-    return Subject(silence=silence, **place, **told)
+    return Subject(silence=silence, **place, **told, **configured)
 
 
 def _configured(config: Path | None, layout: Layout, env: Mapping[str, str]) -> dict[str, Any]:
     installed = layout.at(CONF_FILE)
-    file = config or (installed if installed.exists() else None)
+    return _read(config or (installed if installed.exists() else None), env)
+
+
+def _as_in_force(file: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration that the daemon says it reads; empty: no file."""
+    if file:
+        return _read(Path(file), env)
+    try:
+        return {"settings": load_text("", env=env).settings}
+    except ConfigError as error:
+        return {"config_error": error.message}
+
+
+def _read(file: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
     try:
         return {"settings": load(file, env=env).settings, "config_file": file}
     except ConfigError as error:

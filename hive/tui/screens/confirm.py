@@ -10,6 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
+from hive.tui.cells import one_line
+
 
 class ConfirmScreen(ModalScreen[bool]):
     """True for yes. No is what Enter says at first."""
@@ -20,12 +22,13 @@ class ConfirmScreen(ModalScreen[bool]):
     ]
 
     def __init__(self, question: str) -> None:
+        """`question`: may name what others chose, such as a lease's label."""
         super().__init__()
-        self._question = question
+        self.question = one_line(question)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static(self._question, markup=False)
+            yield Static(self.question, markup=False)
             with Horizontal(classes="row"):
                 yield Button("No (n)", id="no", compact=True)
                 yield Button("Yes (y)", id="yes", classes="red", compact=True)

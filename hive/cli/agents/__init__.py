@@ -1,0 +1,1 @@
+"""The commands of `hive agent`: one file per subject. Begin with list.py."""

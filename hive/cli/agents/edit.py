@@ -1,0 +1,137 @@
+"""An agent's description in the editor of the person at the keyboard."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hive.agents.spec import check_toml, to_toml
+from hive.budgets import BudgetKind
+from hive.cli.agents.spec import START_S, of_view, plain, plan_text, read_toml
+from hive.cli.call import AgentName, Answer, CommandCall, report
+from hive.client.client import path_of
+from hive.domain import AgentSpec, CloudUse
+from hive.errors import BadRequest, HiveError, UsageError, WrongState
+
+STDERR = 2
+EDITORS = ("sensible-editor", "editor", "nano", "vi")
+"""Taken where neither VISUAL nor EDITOR names one: the first that is installed."""
+
+
+def edit(
+    call: CommandCall,
+    name: AgentName,
+    cloud: Annotated[CloudUse | None, typer.Option(help="Only narrow how far its requests may go.")] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Only set its tokens a day; 0 takes the limit away.")
+    ] = None,
+    tokens_per_month: Annotated[int | None, typer.Option(metavar="N", min=0, help="The same for a month.")] = None,
+    cloud_tokens_per_day: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The same of requests that leave the box.")
+    ] = None,
+) -> None:
+    """Opens an agent's description in an editor and applies what was saved; says what that means.
+
+    The editor is VISUAL's or EDITOR's. A description that is refused is opened again, or kept and its place told.
+    The agent runs on as it was until it is restarted. With a flag no editor is opened: that alone is changed, at once.
+
+    Examples:
+      hive agent edit alice
+      EDITOR="code --wait" hive agent edit alice
+      hive agent edit alice --cloud never --tokens-per-day 200000
+    """
+    with call.about(name):
+        before = of_view(call.client.get(path_of(name)))
+    limits = zip(BudgetKind, (tokens_per_day, tokens_per_month, cloud_tokens_per_day), strict=True)
+    said: dict[str, object] = {str(kind): limit or None for kind, limit in limits if limit is not None}
+    said |= {} if cloud is None else {"cloud": cloud}
+    if said:
+        after = {**plain(before), **said}
+        answer = call.client.put(path_of(before.name), after, timeout_s=START_S, dry_run=0)
+        call.show("agent.edit", answer, lambda: plan_text(before.name, answer))
+        return
+    command = editor(os.environ, is_terminal=sys.stdin.isatty())
+    file = Path(tempfile.mkdtemp(prefix="hive-edit-"), f"{before.name}.toml")  # for this user alone
+    file.write_text(to_toml(before))
+    try:
+        answer = _edited(call, before, command, file)
+    except BaseException:
+        if _is_changed(file, before):
+            call.say(f"what was written is in {file}")
+        else:
+            shutil.rmtree(file.parent, ignore_errors=True)
+        raise
+    shutil.rmtree(file.parent, ignore_errors=True)
+    call.show("agent.edit", answer, lambda: plan_text(before.name, answer))
+
+
+def editor(env: Mapping[str, str], *, is_terminal: bool) -> list[str]:
+    """The command that opens a file. Raises UsageError where there is none, or nobody to use it.
+
+    >>> editor({"EDITOR": "code --wait"}, is_terminal=False)
+    ['code', '--wait']
+    """
+    if words := shlex.split(env.get("VISUAL") or env.get("EDITOR") or ""):
+        return words
+    found = next((name for name in EDITORS if shutil.which(name)), None)
+    if found is None or not is_terminal:
+        why = "no editor is installed" if is_terminal else "no terminal is here, and neither VISUAL nor EDITOR is set"
+        raise UsageError(why, hint="hive agent export NAME > FILE, then hive agent apply FILE")
+    return [found]
+
+
+def _edited(call: CommandCall, before: AgentSpec, command: list[str], file: Path) -> Answer:
+    """Raises what is wrong with what was written, unless the person has another go at it."""
+    while True:
+        _open(command, file)
+        try:
+            return _applied(call, before, file)
+        except HiveError as error:
+            if not sys.stdin.isatty() or call.as_json:
+                raise
+            report(error, as_json=False)
+            if not typer.confirm("Edit it again?", default=True, err=True):
+                raise HiveError(f"{before.name} is unchanged") from None
+
+
+def _open(command: list[str], file: Path) -> None:
+    """The result of this command is what goes to stdout, so the editor draws elsewhere where that is no terminal."""
+    from hive.host.process import in_foreground
+
+    stdout = None if sys.stdout.isatty() else STDERR
+    try:
+        code = in_foreground([*command, str(file)], stdout_fd=stdout)
+    except OSError as error:
+        raise HiveError(f"{command[0]}: {error.strerror}", hint="EDITOR names another editor") from None
+    if code:
+        raise HiveError(f"{command[0]} ended with {code}: nothing is changed")
+
+
+def _applied(call: CommandCall, before: AgentSpec, file: Path) -> Answer:
+    """Raises BadRequest, WrongState where somebody else changed it meanwhile."""
+    if not _is_changed(file, before):
+        return {"name": before.name, "created": False, "dry_run": False, "changes": [], "restart_needed": False}
+    after = check_toml(read_toml(str(file)))
+    if after.name != before.name:
+        raise BadRequest(
+            f"name: it is {before.name!r}, and stays so",
+            hint="hive agent export and hive agent apply make a second one",
+        )
+    if of_view(call.client.get(path_of(before.name))) != before:
+        raise WrongState(f"{before.name} was changed by somebody else meanwhile", hint="edit it anew")
+    return call.client.put(path_of(before.name), plain(after), timeout_s=START_S, dry_run=0)
+
+
+def _is_changed(file: Path, before: AgentSpec) -> bool:
+    try:
+        return file.read_bytes() != to_toml(before).encode()
+    except OSError:
+        return False

@@ -1,0 +1,164 @@
+"""Files of parked slots: taken from where the engine wrote them, and handed to it again only as they were taken.
+
+Every method blocks, and raises OSError as the file system does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from hive.backends.llama import ENGINE
+from hive.backends.slot_place import make_place
+from hive.errors import HiveError
+from hive.store.parked_slots import ParkedSlot
+
+BEGINS = "hive-parked-"
+"""Beginning of the names under which an engine writes and reads."""
+OURS = re.compile(r"/g-[0-9a-f]{16}/[0-9a-f]{32}\.(kv|half)\Z")
+"""End of the path of a file that Hive made: of nothing else is any deleted."""
+_PIECE = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class NotAsItWas(HiveError):
+    """A parked file is not as Hive had written it."""
+
+
+class ParkedFiles:
+    """`directory` is Hive's own, 0700. In `engine` servers write and read; each cache group has a directory besides.
+
+    A file's tag is over all that its row says, and its contents, with a key of the box: one that is cut, changed, or
+    put in another's place is none.
+    """
+
+    def __init__(self, directory: Path, key: bytes) -> None:
+        self.directory = directory
+        self.engine = directory / ENGINE
+        self._key = hmac.digest(key, b"parked slots", "sha256")
+
+    def __repr__(self) -> str:
+        return f"<ParkedFiles in {self.directory}>"
+
+    def prepare(self, rows: Iterable[ParkedSlot]) -> list[str]:
+        """Makes the directories, and removes what no row knows: what a kill left. The agents whose files are gone, or
+        in another directory. Raises PermissionError for a directory that is not this user's alone."""
+        make_place(self.directory)
+        self.sweep(())
+        known = {row.file: row.agent for row in rows}
+        there = set()
+        for path in self.directory.glob("g-*/*"):
+            if not OURS.search(str(path)):
+                continue
+            if str(path) in known:
+                there.add(str(path))
+            else:
+                path.unlink(missing_ok=True)
+        return [agent for file, agent in known.items() if file not in there]
+
+    def sweep(self, in_use: Collection[str]) -> None:
+        """Removes what an engine wrote too late for anybody; all but these names."""
+        for left in self.engine.glob(f"{BEGINS}*"):
+            if left.name not in in_use:
+                left.unlink(missing_ok=True)
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize
+
+    def take_in(self, name: str, row: ParkedSlot) -> ParkedSlot:
+        """Copies what an engine wrote under this name to its place; the row with its file, bytes and tag. The
+        engine's own is left. An earlier file of the agent stays as it is. Raises NotAsItWas where it is not as long as
+        the engine said, FileNotFoundError where the engine wrote nothing here."""
+        row = msgspec.structs.replace(row, file=str(self.directory / _place(row, secrets.token_hex(16))))
+        place = Path(row.file)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        half = place.with_suffix(".half")
+        half.unlink(missing_ok=True)
+        try:
+            tag = self._copy(self.engine / name, half, row)
+            os.rename(half, place)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
+        return msgspec.structs.replace(row, tag=tag)
+
+    def hand_out(self, row: ParkedSlot, name: str) -> None:
+        """Copies a file to where engines read, under this name. Raises NotAsItWas."""
+        to = self.engine / name
+        try:
+            tag = self._copy(Path(row.file), to, row)
+            if not hmac.compare_digest(tag, row.tag):
+                raise NotAsItWas("its contents are others")
+        except BaseException:
+            to.unlink(missing_ok=True)
+            raise
+
+    def drop_engines(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            (self.engine / name).unlink()
+
+    def _copy(self, source: Path, to: Path, row: ParkedSlot) -> str:
+        told = [row.agent, row.group, row.server, row.made_for, row.file, row.bytes, row.tokens]
+        code = hmac.new(self._key, msgspec.json.encode(told), "sha256")
+        left = row.bytes
+        with open(os.open(source, _READ), "rb", buffering=0) as reading:
+            found = os.fstat(reading.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size != row.bytes:
+                raise NotAsItWas(f"it has {found.st_size} bytes instead of {row.bytes}")
+            with open(os.open(to, _NEW, 0o600), "wb", buffering=0) as writing:
+                while left > 0 and (piece := reading.read(min(_PIECE, left))):
+                    code.update(piece)
+                    left -= len(piece)
+                    view = memoryview(piece)
+                    while view:
+                        view = view[writing.write(view) :]
+        if left:
+            raise NotAsItWas(f"it ends {left} bytes too soon")
+        return code.hexdigest()
+
+
+def drop_file(row: ParkedSlot) -> None:
+    """Deletes the row's file, in whichever directory it is; none that Hive has not made."""
+    if OURS.search(row.file):
+        Path(row.file).unlink(missing_ok=True)
+
+
+def _place(row: ParkedSlot, nonce: str) -> str:
+    """The file's place: by the group, the agent, and all that it is good for; another one for each save.
+
+    >>> row = ParkedSlot(agent="a", group="t", server="", made_for="m", file="", bytes=1, tokens=1, tag="", at=0.0)
+    >>> len(_place(row, "1")), bool(OURS.search("/" + _place(row, "1"))), _place(row, "1") == _place(row, "2")
+    (54, True, False)
+    """
+    group = hashlib.sha256(row.group.encode()).hexdigest()[:16]
+    name = hashlib.sha256(msgspec.json.encode([row.agent, row.server, row.made_for, nonce])).hexdigest()[:32]
+    return f"g-{group}/{name}.kv"
+
+
+def beyond(rows: Iterable[ParkedSlot], *, most_bytes: int) -> list[ParkedSlot]:
+    """The rows whose files have to go, the oldest first, so that the others have room.
+
+    >>> row = ParkedSlot(agent="a", group="t", server="", made_for="", file="", bytes=6, tokens=1, tag="", at=1.0)
+    >>> newer = msgspec.structs.replace(row, agent="b", at=2.0)
+    >>> [one.agent for one in beyond([newer, row], most_bytes=10)], beyond([newer, row], most_bytes=12)
+    (['a'], [])
+    """
+    by_age = sorted(rows, key=lambda row: row.at)
+    used, gone = sum(row.bytes for row in by_age), list[ParkedSlot]()
+    for row in by_age:
+        if used <= most_bytes:
+            break
+        used -= row.bytes
+        gone.append(row)
+    return gone
