@@ -224,8 +224,8 @@ def where() -> None:
     import msgspec
 
     from hive.domain import UsageEvent
+    from hive.endpoints import endpoints
     from hive.metering.metering import read_cost
-    from hive.proxy import endpoints
     from hive.queue.limits import SlidingWindow
     from hive.wire.http1 import KnownHead, RequestParser, Response, ResponseParser
 

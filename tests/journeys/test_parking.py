@@ -195,13 +195,10 @@ def test_it_outlives_the_daemon_and_goes_with_the_agent(hive: Stack, kept: Path)
     hive.post("/api/agents", {"name": "three", "command": ["/bin/sleep", "1000"]})
     asked(hive, "three", OURS)
     asleep(hive, "three")
-    before = hive.pid_of("daemon")
     left = kept / "engine" / "hive-parked-left-by-a-kill"
     left.write_text("half of it")
-    hive.kill("daemon")
-    until(
-        lambda: hive.pid_of("daemon") != before and parking(hive)["files"] == 1, within_s=60, what="it is known again"
-    )
+    hive.restart("daemon")
+    until(lambda: parking(hive)["files"] == 1, within_s=60, what="it is known again")
     assert not left.exists()
     asked(hive, "two", OURS)
     tokens, reused = asked(hive, "three", OURS)

