@@ -569,13 +569,16 @@ async def _in_thread(work: Callable[[*_Args], _R], *args: *_Args) -> _R:
 
 
 async def _ended(work: Coroutine[Any, Any, _R]) -> _R:
-    """The result of work that is over when this is, cancelled or not."""
-    task = spawn(_outcome(work), name="parking step")
-    try:
-        found = await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    """The result of work that is over when this is, cancelled or not, and however often: a wake is several changes."""
+    task, cancelled = spawn(_outcome(work), name="parking step"), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    found = task.result()
     if isinstance(found, Exception):
         raise found
     return found

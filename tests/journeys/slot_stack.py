@@ -39,7 +39,7 @@ class SlotServer:
         subprocess.run([sys.executable, str(llama.MAKE_MODEL), str(self.model)], check=True, stdout=subprocess.DEVNULL)
 
     def start(self, *more: str) -> None:
-        """Returns when it answers. `more`: words of its command line."""
+        """Returns when it answers. `more`: words of its command line, of two that say the same the later one holds."""
         words = [self.program, "--host", "127.0.0.1", "--port", self.port, "-m", self.model, "--alias", llama.MODEL]
         words += ["--parallel", 1, "-c", 16384, "--threads", 1, "--metrics", "--cache-ram", 0]
         words += ["--slots", "--slot-save-path", self._kept / "engine", *more]

@@ -90,6 +90,7 @@ def check_all_is_well(hive: Stack, kept: Path, answers: dict[str, str]) -> None:
     until(lambda: agree(hive, kept) and files(kept) == [], within_s=60, what="nothing is left")
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("place", ["before save", "after save"])
 def test_a_kill_in_the_middle_of_a_save_leaves_nothing_half_done(
@@ -103,6 +104,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_nothing_half_done(
     check_all_is_well(hive, kept, answers)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("place", ["before restore", "after restore"])
 def test_a_kill_in_the_middle_of_a_restore_gives_nobody_what_is_not_its_own(
