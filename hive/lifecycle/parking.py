@@ -207,8 +207,6 @@ class Parking:
                 self._slept.discard(agent)
                 if agent not in self._rows:
                     self.counts.found(agent, Found.COLD)
-            if after.spec.tenant != before.spec.tenant:
-                self.forgotten(agent)
             return
         if self._is_due(before, after):
             if agent in self._saving:

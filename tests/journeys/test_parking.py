@@ -209,6 +209,11 @@ def test_it_outlives_the_daemon_and_goes_with_the_agent(hive: Stack, kept: Path)
 
 
 def test_the_counts_are_told_by_the_command(hive: Stack) -> None:
+    asked(hive, "one", OURS)
+    asleep(hive, "one")
+    asked(hive, "two", OURS)
+    asked(hive, "one", OURS)
+    until(lambda: parking(hive)["first_requests"]["restored"]["hit_rate"], within_s=60, what="its usage is counted")
     told = parking(hive)
     assert told["found_share"] is not None
     assert told["first_requests"]["restored"]["hit_rate"] >= 0.95
