@@ -379,6 +379,10 @@ TABLE: dict[str, Row] = {
         "the draft of {model} has a vocabulary of {draft} tokens, and the model one of {tokens}",
         "hive config show --origin  # name a draft of the model's own family",
     ),
+    "slots_not_kept": _warning(
+        "slots of llama-servers are not kept although llama_slot_dir is set: {why}",
+        "hive config show --origin  # another directory, or none",
+    ),
     "lease_overdue": _warning(
         "lease {lease} ({label}) of {user} was not renewed, and its {mb} MiB are not seen to be free"
         "{more:? (and * more)}: they are given to nobody",
