@@ -1,7 +1,7 @@
 """The draft model of a service's server: whether it goes with the model, and how much memory it takes.
 
-A server alone would refuse it after its model is loaded, or draft in vain. Entries of the pool are looked at in the same
-way by the pool itself.
+A server alone would refuse it after its model is loaded, or draft in vain. The pool looks at its entries in the same
+way.
 """
 
 from __future__ import annotations

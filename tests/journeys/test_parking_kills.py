@@ -1,4 +1,4 @@
-"""kill -9 while a slot of a real llama-server is saved or put back: nothing is left, and nobody gets another's answer."""
+"""kill -9 while a slot of a real llama-server is saved or put back: nothing is left, everyone gets its own answer."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def hive(running: Stack, kept: Path) -> Stack:
 def is_asleep(hive: Stack, agent: str) -> bool:
     """Both by what Hive says and by the process itself."""
     view = hive.get(f"/api/agents/{agent}")
-    frozen = is_frozen(view["pid"])
+    frozen: bool = is_frozen(view["pid"])
     assert frozen is (view["status"] == "paused")
     return frozen
 
@@ -81,12 +81,9 @@ def is_asleep(hive: Stack, agent: str) -> bool:
 def fill(kept: Path) -> Path:
     """A file that takes all that is left of the disk."""
     filler = kept / "filler"
-    with filler.open("wb", buffering=0) as writing:
-        try:
-            while writing.write(bytes(4096)):
-                pass
-        except OSError as error:
-            assert error.strerror == "No space left on device"
+    with filler.open("wb", buffering=0) as writing, pytest.raises(OSError, match="No space left on device"):
+        while writing.write(bytes(4096)):
+            pass
     return filler
 
 
