@@ -50,7 +50,7 @@ def save(directory: Path, record: Path, killer: Killer) -> None:
     """The steps of a save in their order (`Parking`), over what an earlier one has left."""
     files, [old] = ParkedFiles(directory, KEY), rows_in(record)
     written(files, OTHERS)
-    row = files.take_in(NAME, ROW)
+    row = files.take_in(NAME, files.placed(ROW))
     files.drop_engines(NAME)
     killer._count()
     put(record, row)
@@ -83,7 +83,7 @@ def test_a_kill_before_any_change_leaves_whole_files_that_are_known(
         files = ParkedFiles(directory, KEY)
         files.prepare([])
         written(files, CONTENTS)
-        first = files.take_in(NAME, ROW)
+        first = files.take_in(NAME, files.placed(ROW))
         files.drop_engines(NAME)
         put(record, first)
         status = in_fork(lambda: work(directory, record, Killer(directory, number)))  # noqa: B023 - called at once

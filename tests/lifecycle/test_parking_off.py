@@ -49,7 +49,7 @@ async def kept(database: Database, directory: Path) -> ParkedSlot:
     files = ParkedFiles(directory, KEY)
     files.prepare([])
     (directory / "engine" / NAME).write_bytes(CONTENTS)
-    row = files.take_in(NAME, ROW)
+    row = files.take_in(NAME, files.placed(ROW))
     await database.write(lambda conn: store.put(conn, row))
     return row
 
