@@ -79,8 +79,8 @@ class IdSlot:
             self.forget()
 
     def asker_is_gone(self) -> None:
-        """Who asked for restores here is gone, and nobody will say that they are over. The server has what it was asked
-        by then, and does it before what comes later: the next request that begins here and is answered whole."""
+        """Counts on nobody to say that restores here are over, as who asked for them is gone. The server has been asked
+        by then, and does that before what comes later: the next request that begins here and is answered whole."""
         self._restores = dict.fromkeys(self._restores, True)
         self._last = self.serial if self._restores else 0
 

@@ -65,7 +65,7 @@ def restore_over(slots: Iterable[Slot], told: ParkedOver) -> None:
 
 
 def asker_is_gone(slots: Iterable[Slot]) -> None:
-    """The daemon is another one, or has not heard of this proxy for a while."""
+    """Waits no longer for word of restores: the daemon is another one, or the link was lost meanwhile."""
     for slot in slots:
         for use in () if slot.id_slots is None else slot.id_slots.slots:
             use.asker_is_gone()

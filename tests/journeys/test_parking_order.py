@@ -1,4 +1,4 @@
-"""What comes first where a slot is saved or put back: sleeping and waking wait for neither, nor does a full disk."""
+"""Order of sleeping, waking, saving and putting back a slot: neither sleep nor wake waits, with a full disk too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was kept is put back at the same server for the same cache group, and nowhere else: real llama-servers."""
+"""Slots that were kept and are put back at the same server for the same cache group alone: real llama-servers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_slot_is_put_back_at_no_other_build_context_or_kind_of_kv_cache(
         own = say(hive, "one").text
 
         def after(change: str, *more: str) -> str:
-            """What the agent finds after its sleep, in which the server became another one."""
+            """The finding of the agent after its sleep, in which the server became another one."""
             asleep(hive, "one")
             [file] = files(kept)
             before = {what: found(hive, what) for what in ("restored", "refused")}

@@ -96,7 +96,7 @@ def test_a_kill_before_any_change_leaves_whole_files_that_are_known(
 
 
 def check_the_next_start(directory: Path, record: Path) -> None:
-    """What it keeps is one of the two that were whole, by its record; what it does not keep is gone."""
+    """Checks that what it keeps is one of the two that were whole, and that all else is gone."""
     files, rows = ParkedFiles(directory, KEY), rows_in(record)
     gone = files.prepare(rows)
     left = [row for row in rows if row.agent not in gone]
