@@ -17,7 +17,7 @@ from hive.errors import BadRequest, DependencyDown, NotFound, WrongState
 from hive.host.process import read_stat
 from hive.worker.dialogue import Dialogue
 from hive.worker.profile import TimeoutProfile
-from hive.worker.records import ModelAnswer, NotReady, RequestState, WorkerState
+from hive.worker.records import ModelAnswer, NotReady, RequestState, ToolCallText, WorkerState
 from hive.worker.worker import LlamaWorker
 from tests.worker.scripted import PATIENT, Folder, ask, has_data, outcome, ready_again, status_when, worker
 
@@ -421,6 +421,12 @@ class TwoTurns:
         self.signals = [*self.signals, f"turn {len(self._answers)}"]
         return len(self._answers) < 2
 
+    def is_enough(self, calls: Sequence[ToolCallText]) -> bool:
+        return False
+
+    def shown(self, answer: ModelAnswer) -> ModelAnswer:
+        return answer
+
 
 async def test_a_dialogue_decides_the_turns_and_its_fault_is_its_requests_alone(tmp_path: Path) -> None:
     def begin(job_name: str, system_prompt: str, user_prompt: str) -> Dialogue:
@@ -435,6 +441,8 @@ async def test_a_dialogue_decides_the_turns_and_its_fault_is_its_requests_alone(
             ("turn 1", "turn 2"),
         )
         assert (ended.answer.prompt_tokens, ended.answer.completion_tokens) == (3, 5)
+        assert [turn.text for turn in ended.turns] == ["0 1 2 3 4 ", "0 1 "]
+        assert (await found.get_status(request)).output_length == len("0 1 2 3 4 0 1 ")
         assert (await found.get_status(request)).tool_iterations_remaining == 0
         ended = await outcome(found, await ask(found, "head 0"))
         assert (ended.reason, ended.detail) == ("dialogue_failed", "ValueError: an empty answer")
