@@ -124,7 +124,7 @@ class _Check:
 
 
 def _plain(value: Any, schema: dict[str, Any], place: str) -> str:
-    """What can be said of a value without a look into it."""
+    """Check of a value itself, without a look into it."""
     kinds = [kind for kind in _names(schema.get("type")) if kind in _TYPES]
     if kinds and not any(_TYPES[kind](value) for kind in kinds):
         return _said(place, f"{_shown(value)} is no {' or '.join(kinds)}")

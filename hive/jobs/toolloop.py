@@ -58,7 +58,7 @@ class LoopFailure(StrEnum):
 
 
 class Fate(StrEnum):
-    """What becomes of one call."""
+    """Outcome of one call."""
 
     RUN = "run"
     NOTE = "note"

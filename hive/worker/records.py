@@ -95,7 +95,7 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     """One sentence for people, empty where it completed."""
     answer: ModelAnswer
-    """That of the last turn, or the part of it that came."""
+    """Answer of the last turn, or the part of it that came."""
     signals: tuple[Any, ...]
     turns: tuple[ModelAnswer, ...]
     """All whole answers as the model wrote them, in order."""

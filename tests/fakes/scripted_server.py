@@ -8,11 +8,11 @@ at once.
 Words of a message, carried out in order: `head SECONDS` (before the head), `wait SECONDS`, `data N`, `every SECONDS`
 (between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `eat MIB` (of
 memory), `error`, `status N`, `cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on),
-`whole` (end marker), `call NAME=ARGUMENTS` (of a tool, in pieces), `think TEXT`, `white N` (characters of white space).
-A `|` stands between two turns: the n-th is carried out when n answers are in the messages. `--child HOW`: one process
-beside it that ignores SIGTERM: `fork`, `titled` (it writes over its environment, as vLLM's do), `setsid` or `double`.
-`--wait-for`: it listens once there is something to read. All pids go to FILE,
-all bodies to the FILE of `--asked`, one a line.
+`whole` (end marker), `call NAME=ARGUMENTS` (of a tool, in pieces), `think TEXT`, `white N` (characters of white space),
+`finish REASON`. A `|` stands between two turns: the n-th is carried out when n answers are in the messages. `--child
+HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its environment, as vLLM's do),
+`setsid` or `double`. `--wait-for`: it listens once there is something to read. All pids go to FILE, all bodies to the
+FILE of `--asked`, one a line.
 """
 
 from __future__ import annotations
@@ -140,6 +140,9 @@ class Script:
     def do_leave(self) -> None:
         os.unlink(self._path)
 
+    def do_finish(self, reason: str) -> None:
+        self._event(json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}))
+
     def do_whole(self) -> None:
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
         self._event(json.dumps(last))
@@ -150,7 +153,7 @@ class Script:
 
 
 TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "eat", "status", "crash"}
-TAKES_ONE |= {"call", "think", "white"}
+TAKES_ONE |= {"call", "think", "white", "finish"}
 EATEN: list[bytes] = []
 
 

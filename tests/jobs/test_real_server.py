@@ -91,7 +91,7 @@ async def first(
 
 
 def assert_read_once(turns: Sequence[ModelAnswer]) -> None:
-    """What a turn read is in the cache for the next one. What it wrote is too, where it is tokenized again as it was
+    """Each turn finds in the cache what the one before read. What that wrote is there too, where it is tokenized again as it was
     written; a random model writes other tokens than the tokenizer would."""
     for turn, following in pairwise(turns):
         assert turn.prompt_tokens is not None
@@ -105,7 +105,7 @@ async def test_real_calls_are_run_and_each_prompt_is_read_once(model: Path, tmp_
     bees = Bees()
     limits = LoopLimits(iterations=4)
     choice = REQUIRED if form is ToolForm.NATIVE else {}
-    async with tool_worker(model, tmp_path, form, tools=[bees.look], limits=limits, max_tokens=300) as found:
+    async with tool_worker(model, tmp_path, form, tools=[bees.look], limits=limits) as found:
         long, seen = await first(found, lambda ended: len(ended.turns) >= 4, **choice)
         for ended in seen:
             assert_read_once(ended.turns)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import pytest
 from hive.errors import NotFound
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.exit_tools import EXIT_TOOLS, Signal
+from hive.jobs.running import Tool, ToolFailed
 from hive.jobs.toolloop import LoopLimits
+from hive.jobs.tools import read_definition
 from hive.worker.bios import STABLE, BiosForm
 from hive.worker.profile import TimeoutProfile
 from hive.worker.records import NotReady, RequestState
@@ -104,6 +106,36 @@ async def test_by_schema_calls_and_answers_are_one_object_each(tmp_path: Path) -
         assert '"tool":"echo"' in first["messages"][0]["content"]
         assert second["messages"][-1]["role"] == "user"
         assert second["messages"][-1]["content"].startswith("Result of echo:\n<a>\n\n[It is ")
+
+
+async def test_in_the_form_of_the_original_specification_the_bios_is_messages_of_its_own(tmp_path: Path) -> None:
+    async with tool_worker(tmp_path, [echo], exit_tools=EXIT_TOOLS, bios=BiosForm.MESSAGES) as found:
+        asked = await found.submit("test", "Be short.", "call echo={} | text Done.")
+        assert asked.request_id is not None
+        assert (await outcome(found, asked.request_id)).answer.text == "Done."
+        first, second = bodies(tmp_path)
+        stable, rules, system, runtime, prompt = first["messages"]
+        assert (stable["content"], system["content"]) == (STABLE, "Be short.")
+        assert "POLICY_RISK" in rules["content"]
+        assert runtime["content"].startswith("It is ")
+        assert prompt["role"] == "user"
+        assert second["messages"][:5] == first["messages"]
+
+
+async def test_a_runner_of_ones_own_is_told_its_call_and_how_much_is_kept(tmp_path: Path) -> None:
+    class Runner:
+        async def run(self, name: str, arguments: Mapping[str, Any], *, max_bytes: int) -> str:
+            if not arguments:
+                raise ToolFailed("nothing to look up")
+            return f"{name} {arguments} {max_bytes}"
+
+    look = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    tools = [Tool(read_definition(look), Runner())]
+    async with tool_worker(tmp_path, tools) as found:
+        await outcome(found, await ask(found, 'call look_up={"a":1} call look_up={} | text Done.'))
+        first, second = bodies(tmp_path)
+        assert first["tools"] == [look]
+        assert results_in(second) == ["look_up {'a': 1} 65536", '{"error":"nothing to look up"}']
 
 
 async def test_without_any_tool_there_is_one_turn(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hive.jobs import llama_worker
+from hive.jobs.running import Tool
 from hive.worker.bios import BiosForm
 from hive.worker.worker import LlamaWorker
 from tests.worker.scripted import PATIENT, Folder
@@ -17,7 +18,7 @@ from tests.worker.scripted import PATIENT, Folder
 
 @asynccontextmanager
 async def tool_worker(
-    folder: Path, tools: Iterable[Callable[..., Any]], *flags: str, **more: Any
+    folder: Path, tools: Iterable[Tool | Callable[..., Any]], *flags: str, **more: Any
 ) -> AsyncIterator[LlamaWorker]:
     """A worker that is ready; in the end nothing of it is left."""
     place = Folder(folder)

@@ -226,6 +226,8 @@ async def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
         ("head 0 cut", "stream_incomplete", "broke off", ""),
         ("data 2 error", "backend_error", "scripted", "0 1 "),
         ("status 400", "backend_error", "400: scripted refusal", ""),
+        ("data 2 finish abort", "stream_incomplete", "gave up", "0 1 "),
+        ("data 2 finish repetition", "repeated_line_loop", "repeats itself", "0 1 "),
         (
             "text the_same_line_again".replace("_", "") + " data 1 cut",
             "stream_incomplete",
