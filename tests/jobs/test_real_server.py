@@ -91,8 +91,8 @@ async def first(
 
 
 def assert_read_once(turns: Sequence[ModelAnswer]) -> None:
-    """Each turn finds in the cache what the one before read. What that wrote is there too, where it is tokenized again as it was
-    written; a random model writes other tokens than the tokenizer would."""
+    """Each turn finds in the cache what the one before read. What that wrote is there too, where it is tokenized again
+    as it was written; a random model writes other tokens than the tokenizer would."""
     for turn, following in pairwise(turns):
         assert turn.prompt_tokens is not None
         assert following.cached_tokens is not None
