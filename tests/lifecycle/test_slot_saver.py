@@ -61,7 +61,7 @@ async def test_a_copy_that_is_cancelled_leaves_no_file(tmp_path: Path, times: in
     files.go.set()
     with pytest.raises(asyncio.CancelledError):
         await copying
-    assert [path for path in files.directory.glob("g-*/*")] == []
+    assert list(files.directory.glob("g-*/*")) == []
 
 
 async def test_a_step_is_over_when_its_caller_is_however_often_that_is_cancelled() -> None:
