@@ -21,6 +21,7 @@ from hive.lifecycle.parking_servers import ParkingServers
 from hive.lifecycle.slot_restorer import SlotRestorer
 from hive.lifecycle.slot_saver import SlotSaver
 from hive.lifecycle.slot_transfers import ParkedScope, SlotTransfers
+from hive.lifecycle.whole_steps import in_thread
 from hive.link.link import LinkReply
 from hive.link.parking import UseParked
 from hive.link.proxy_link import ProxyGates
@@ -195,6 +196,8 @@ class Parking:
         `Database.write`, OSError."""
         mine = ParkedScope(scope, groups, server)
         await self._transfers.over(mine)
+        if self._files is not None:  # what a lost daemon had asked for is of nobody knows whom
+            await in_thread(self._files.sweep, self._transfers.names)
         await self._record.drop([row for row in self._record.rows.values() if mine.has(row.group, row.server)])
 
     async def close(self) -> None:

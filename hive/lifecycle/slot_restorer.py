@@ -147,6 +147,7 @@ class SlotRestorer:
                     raise
             finally:
                 await in_thread(files.drop_engines, name)
+        await in_thread(files.sweep, self._transfers.names)  # what a lost daemon had asked for, and came since
         if isinstance(told, Exception):
             raise told
         if told != (row.tokens, row.bytes):
