@@ -50,7 +50,7 @@ async def _result(
     judged: JudgedCall, runners: Mapping[str, ToolRunner], limits: LoopLimits, places: asyncio.Semaphore
 ) -> str:
     if judged.fate is Fate.REFUSE:
-        return error_text(judged.why)
+        return error_text(judged.why, limits.result_max_bytes)
     if judged.fate is Fate.NOTE:
         return NOTED
     name = judged.call.name
@@ -70,19 +70,36 @@ async def _outcome(runner: ToolRunner, name: str, arguments: Mapping[str, Any], 
     try:
         return cut(await runner.run(name, arguments, max_bytes=max_bytes), max_bytes)
     except ToolFailed as error:
-        return error_text(cut(str(error), max_bytes))
-    except (Exception, SystemExit) as error:
+        return error_text(str(error), max_bytes)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a tool's own kind may be none of Exception: the others' calls go on all the same
         log.warning("tool_failed tool=%s error=%s", name, type(error).__name__)
-        return error_text(cut(f"{type(error).__name__}: {error}", max_bytes))
+        return error_text(named(error), max_bytes)
 
 
-def error_text(why: str) -> str:
+def named(error: BaseException) -> str:
+    """An exception in words; its class alone where it cannot tell its own.
+
+    >>> named(ValueError("no"))
+    'ValueError: no'
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def error_text(why: str, max_bytes: int = 65536) -> str:
     """Result of a call that came to nothing.
 
     >>> error_text('no "x"')
     '{"error":"no \\\\"x\\\\""}'
     """
-    return msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
+    found = msgspec.json.encode({"error": cut(why, max_bytes)})
+    if len(found) > max_bytes:
+        found = msgspec.json.encode({"error": cut(why, max_bytes // 6)})  # JSON writes a control character in 6 bytes
+    return found.decode()
 
 
 def cut(text: str, max_bytes: int) -> str:
