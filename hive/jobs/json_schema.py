@@ -15,8 +15,9 @@ STEPS_MAX = 20_000
 """Pairs of a value and a schema that are looked at; a schema that refers to itself would go on for ever."""
 DEPTH_MAX = 100
 PASSED_OVER = frozenset(
-    "pattern patternProperties format propertyNames multipleOf uniqueItems contains dependentRequired dependentSchemas"
-    " dependencies if unevaluatedProperties unevaluatedItems $dynamicRef $recursiveRef $id".split()
+    {"pattern", "patternProperties", "format", "propertyNames", "multipleOf", "uniqueItems", "contains", "if", "$id"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
+    | {"$dynamicRef", "$recursiveRef"}
 )
 """Keywords that can say no, and are not looked at."""
 
