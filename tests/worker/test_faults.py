@@ -399,6 +399,23 @@ async def test_params_go_to_the_server_as_they_are(tmp_path: Path) -> None:
         assert (await found.submit("test", "", "x", params={"bad": object()})).error == "BAD_PARAMS"
 
 
+class OfItsOwnKind(BaseException):
+    """None of Exception."""
+
+
+async def test_whatever_a_dialogue_raises_its_slot_is_free_again(tmp_path: Path) -> None:
+    """An exception that was none of Exception left its request running for ever."""
+
+    class Odd(TwoTurns):
+        async def after(self, answer: ModelAnswer) -> bool:
+            raise OfItsOwnKind
+
+    async with worker(tmp_path, dialogues=lambda _job, _system, user: Odd(user)) as found:
+        ended = await outcome(found, await ask(found, "data 5"))
+        assert (ended.state, ended.reason, ended.detail) == (RequestState.FAILED, "dialogue_failed", "OfItsOwnKind")
+        assert (await found.get_worker_status()).slots_used == 0
+
+
 class TwoTurns:
     """A dialogue of two turns that counts."""
 
