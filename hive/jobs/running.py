@@ -14,6 +14,8 @@ from hive.jobs.tools import ToolDefinition
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.jobs")
+FRAME_BYTES = 64
+"""Room for what stands around a text that was cut."""
 NOTED = "noted"
 """Result of a call that was a signal: templates want one for each call."""
 
@@ -96,19 +98,20 @@ def error_text(why: str, max_bytes: int = 65536) -> str:
     >>> error_text('no "x"')
     '{"error":"no \\\\"x\\\\""}'
     """
-    found = msgspec.json.encode({"error": cut(why, max_bytes)})
-    if len(found) > max_bytes:
-        found = msgspec.json.encode({"error": cut(why, max_bytes // 6)})  # JSON writes a control character in 6 bytes
+    room = max_bytes
+    while len(found := msgspec.json.encode({"error": cut(why, room)})) > max_bytes + FRAME_BYTES and room:
+        room = max(0, room * max_bytes // len(found) - FRAME_BYTES)  # JSON writes a control character in 6 bytes
     return found.decode()
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """The text, or as much of it as fits, and a word that there was more. Half a surrogate pair becomes "?".
+    """The text, or as much of it as fits, and a word that there was more. Half a surrogate pair becomes "?", as does
+    NUL: llama-server without jinja takes it for the end of the message.
 
-    >>> cut("ab", 2), cut("a\\u00e4b", 2), cut("\\ud83d", 9)
-    ('ab', 'a\\n[cut off after 2 bytes]', '?')
+    >>> cut("ab", 2), cut("a\\u00e4b", 2), cut("\\ud83d\\0", 9)
+    ('ab', 'a\\n[cut off after 2 bytes]', '??')
     """
-    data = text[: max_bytes + 1].encode(errors="replace")  # a character has a byte at least
+    data = text[: max_bytes + 1].replace("\0", "?").encode(errors="replace")  # a character has a byte at least
     if len(data) <= max_bytes and len(text) <= max_bytes:
         return data.decode()
     return f"{data[:max_bytes].decode(errors='ignore')}\n[cut off after {max_bytes} bytes]"

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hive.errors import BadRequest
 from hive.jobs.callables import HANGING_MAX, tool_of
-from hive.jobs.running import NOTED, ToolFailed, cut, run_calls
+from hive.jobs.running import FRAME_BYTES, NOTED, ToolFailed, cut, error_text, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.records import ToolCallText
 
@@ -307,13 +309,13 @@ async def test_an_error_of_10_mb_has_its_64_kib_as_json_too() -> None:
     """JSON writes a control character in six bytes: it was 384 KiB."""
 
     def fails() -> str:
-        raise ValueError("\0" * 10_000_000)
+        raise ValueError("\1" * 10_000_000)
 
     async def fails_here() -> str:
-        raise ValueError("\0" * 10_000_000)
+        raise ValueError("\1" * 10_000_000)
 
     for found in await results_of((fails, {}), (fails_here, {}), limits=LoopLimits()):
-        assert 32768 < len(found) <= 65536
+        assert 65000 < len(found) <= 65536 + FRAME_BYTES
         assert "cut off" in msgspec.json.decode(found)["error"]
 
 
@@ -388,3 +390,15 @@ def test_a_cut_never_splits_a_character(size: int) -> None:
     text = "aä€😀" * 3
     assert cut(text, size).startswith(text.encode()[:size].decode(errors="ignore"))
     assert cut(text, 10_000) == text
+
+
+@given(st.text(max_size=400) | st.text('\1\n\\"a', max_size=400), st.integers(1, 300))
+def test_an_error_keeps_to_its_size_whatever_json_makes_of_it(text: str, size: int) -> None:
+    found = error_text(text, size)
+    assert len(found.encode()) <= size + FRAME_BYTES
+    assert set(msgspec.json.decode(found)) == {"error"}
+
+
+def test_a_result_has_no_nul() -> None:
+    """A llama-server without jinja read nothing behind it: the turns that are left were never told."""
+    assert cut("a\0b", 10) == "a?b"
