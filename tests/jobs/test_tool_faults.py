@@ -329,7 +329,7 @@ async def test_the_same_call_five_times_fails_and_is_warned_of_before(tmp_path: 
 
 
 async def test_a_model_that_only_calls_is_ended_when_its_turns_are_spent(tmp_path: Path) -> None:
-    async with tool_worker(tmp_path, [echo], limits=LoopLimits(iterations=2)) as found:
+    async with tool_worker(tmp_path, [echo], limits=LoopLimits(max_tool_iterations=2)) as found:
         asked = await ask(found, " | ".join(f'call echo={{"text":"{n}"}}' for n in range(5)))
         ended = await outcome(found, asked)
         assert (ended.reason, len(ended.turns)) == ("tool_iterations_exhausted", 3)
