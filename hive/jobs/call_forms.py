@@ -72,7 +72,8 @@ def form_of(form: ToolForm, table: ToolTable, answer_schema: Mapping[str, Any] |
     """
     if form not in list(ToolForm):
         raise BadRequest(f"form is {form!r}: it must be {' or '.join(ToolForm)}")
-    return NativeCalls(table, answer_schema) if form == ToolForm.NATIVE else SchemaCalls(table, answer_schema)
+    is_native = form == ToolForm.NATIVE or not table  # without tools the answer needs no object around it
+    return NativeCalls(table, answer_schema) if is_native else SchemaCalls(table, answer_schema)
 
 
 def _signals_of(table: ToolTable) -> str:
@@ -84,7 +85,7 @@ class NativeCalls:
 
     def __init__(self, table: ToolTable, answer_schema: Mapping[str, Any] | None = None) -> None:
         self.rules = " ".join(part for part in (_RULES if table.tools else "", _signals_of(table)) if part)
-        self.fields: Mapping[str, Any] = {"tools": [one.raw for one in table.definitions()]}
+        self.fields: Mapping[str, Any] = {"tools": [one.raw for one in table.definitions()]} if table else {}
         if answer_schema is not None:
             self.fields = {**self.fields, "response_format": _response_format(answer_schema)}
 

@@ -37,10 +37,12 @@ def tool_of(function: Callable[..., Any], *, name: str = "", description: str = 
     >>> tool_of(add).definition.parameters["required"], tool_of(add).definition.description
     (['a'], 'Add two numbers.')
     """
-    named = name or getattr(function, "__name__", "")
-    types, required = _parameters(function, named)
+    if not callable(function):
+        raise BadRequest(f"a tool is a function, or Tool(read_definition(...), RUNNER), and this is {function!r:.200}")
+    title = name or getattr(function, "__name__", "")
+    types, required = _parameters(function, title)
     told = description or (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-    return Tool(define(named, told, _schema(types, required, named)), CalledHere(function, types))
+    return Tool(define(title, told, _schema(types, required, title)), CalledHere(function, types))
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[dict[str, Any], list[str]]:

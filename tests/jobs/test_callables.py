@@ -23,6 +23,7 @@ from hive.jobs.callables import HANGING_MAX, tool_of
 from hive.jobs.running import FRAME_BYTES, NOTED, ToolFailed, cut, error_text, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.records import ToolCallText
+from tests.worker.scripted import OfItsOwnKind
 
 LIMITS = LoopLimits(result_max_bytes=1000, tool_timeout_s=0.5)
 
@@ -74,6 +75,7 @@ def test_the_definition_comes_from_the_signature() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
+        ({"type": "function", "function": {"name": "a"}}, "a tool is a function, or Tool"),
         (lambda *words: 0, "named parameters only"),
         (lambda **words: 0, "named parameters only"),
         (lambda a: 0, "tool name '<lambda>'"),
@@ -271,14 +273,11 @@ from hive.jobs.callables import tool_of
 from hive.jobs.running import run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.records import ToolCallText
+from tests.worker.scripted import OfItsOwnKind
 tool = tool_of(lambda: time.sleep(600), name="blocks")
 call = JudgedCall(ToolCallText("", "blocks", ""), Fate.RUN)
 print(asyncio.run(run_calls([call], {"blocks": tool.runner}, LoopLimits(tool_timeout_s=0.05))))
 """
-
-
-class OfItsOwnKind(BaseException):
-    """None of Exception, as those of pytest and trio are."""
 
 
 class Speechless(Exception):

@@ -19,7 +19,17 @@ from hive.worker.dialogue import Dialogue
 from hive.worker.profile import TimeoutProfile
 from hive.worker.records import ModelAnswer, NotReady, RequestState, ToolCallText, WorkerState
 from hive.worker.worker import LlamaWorker
-from tests.worker.scripted import PATIENT, Folder, ask, has_data, outcome, ready_again, status_when, worker
+from tests.worker.scripted import (
+    PATIENT,
+    Folder,
+    OfItsOwnKind,
+    ask,
+    has_data,
+    outcome,
+    ready_again,
+    status_when,
+    worker,
+)
 
 
 def hurried(**times: float | None) -> TimeoutProfile:
@@ -397,10 +407,6 @@ async def test_params_go_to_the_server_as_they_are(tmp_path: Path) -> None:
         assert "max_tokens" not in second
         assert second["stream_options"] == {"x": 1}
         assert (await found.submit("test", "", "x", params={"bad": object()})).error == "BAD_PARAMS"
-
-
-class OfItsOwnKind(BaseException):
-    """None of Exception."""
 
 
 async def test_whatever_a_dialogue_raises_its_slot_is_free_again(tmp_path: Path) -> None:
