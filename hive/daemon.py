@@ -22,6 +22,7 @@ from typing import Any
 
 import uvloop
 
+from hive.adapters.directory import AdapterDirectory
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
@@ -34,7 +35,7 @@ from hive.api.services import Services
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Jobs
 from hive.backends.ask import parse_address
-from hive.backends.entries import ModelEntry, entries_of
+from hive.backends.entries import ModelEntry, adapter_entries, entries_of
 from hive.backends.kinds import spec_of
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.slot_place import with_slot_place
@@ -82,6 +83,7 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.lifecycle.adapters import Adapters
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -292,6 +294,12 @@ class Daemon:
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
         entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
+        adapters = AdapterDirectory(paths.adapters)
+        for name in adapters.tidy():
+            log.warning("adapter_not_whole name=%s: it is removed", name)
+        answering = {(row.name, row.digest) for row in recorded.adapters}
+        installed = [record for record in adapters.records() if (record.name, record.digest) in answering]
+        entries |= adapter_entries(entries, [(record, adapters.path(record)) for record in installed])
         self._ollama = OllamaSlots(
             entries.values(),
             ollama_address(inference, has_units=self._has_units, in_use=[recorded.chosen, given]),
@@ -348,6 +356,17 @@ class Daemon:
             settings=lambda: self.effects.settings,
             resumed=lambda: self._load_tasks.resumed(),
         )
+        self._adapters = Adapters(
+            adapters,
+            recorded.adapters,
+            pool=self._pool,
+            active=self._active,
+            proxy_link=self._proxy_link,
+            database=self._database,
+            audit_log=self._audit_log,
+            settings=lambda: self.effects.settings,
+            check=adapters.check,
+        )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
         )
@@ -358,7 +377,7 @@ class Daemon:
             audit_log=self._audit_log,
             roster=self.roster,
             directory=models_dir,
-            pooled=self._pool.offered,
+            pooled=lambda: self._pool.offered() | self._adapters.offered(),
             deployments=self._deployments,
         )
         self._parking = Parking(
@@ -685,6 +704,7 @@ class Daemon:
         self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._remotes.run(), "remote models")
         self._spawn(self._pool.run(), "pool")
+        self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")
         self._spawn(self._speculation.run(), "speculation")
         self._spawn(self._load_approvals.run(), "signed loads")
@@ -866,6 +886,7 @@ class Daemon:
             cache_epochs=epochs.numbers,
             cache_fresh=epochs.fresh,
             signed=self._load_approvals.now(),
+            adapters=self._adapters.routes(),
         )
 
     def row(self, agent: Agent) -> AgentRow:
