@@ -23,6 +23,8 @@ from typing import Any
 import uvloop
 
 from hive.adapters.directory import AdapterDirectory
+from hive.adapters.keys import TrustedKeys
+from hive.adapters.record import AdapterRecord
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
@@ -294,7 +296,7 @@ class Daemon:
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
         entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
-        adapters = AdapterDirectory(paths.adapters)
+        adapters = self._adapter_files = AdapterDirectory(paths.adapters)
         for name in adapters.tidy():
             log.warning("adapter_not_whole name=%s: it is removed", name)
         answering = {(row.name, row.digest) for row in recorded.adapters}
@@ -365,7 +367,7 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             settings=lambda: self.effects.settings,
-            check=adapters.check,
+            check=self._check_adapter,
         )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
@@ -835,6 +837,13 @@ class Daemon:
 
     async def _facts_of(self, entry: ModelEntry) -> FileFacts:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
+
+    def _check_adapter(self, record: AdapterRecord) -> None:
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
+        are changed. It reads all of them."""
+        section = self.effects.settings.adapters
+        TrustedKeys(self._paths.adapter_keys(section.keys_dir)).check(record, section.signatures)
+        self._adapter_files.check(record)
 
     def _address_of(self, entry: ModelEntry) -> str:
         if entry.has_server_here:

@@ -290,6 +290,10 @@ class Adapters:
             own = [place.slot for row in self._rows.values() if (place := self._placed(row)) and place.is_own]
             self._pool.load_again(own)
 
+    async def restored(self) -> None:
+        """Returns once it is known what is loaded still."""
+        await self._checked.wait()
+
     async def _restore(self, row: StoredAdapter) -> None:
         try:
             record = await asyncio.to_thread(self._directory.find, row.name, row.digest)
@@ -396,6 +400,12 @@ class Adapters:
         if slot is not None:
             return AdapterPlace(slot.id, engine) if slot.entry.kind == BackendKind.VLLM else None
         return AdapterPlace("", engine) if self._active_kind == BackendKind.VLLM else None
+
+    def check_place(self, record: AdapterRecord) -> None:
+        """Raises ModelNotFound, NotSupported, AdapterMismatch where it cannot be loaded, and WrongState where its name
+        is something else's."""
+        self._refuse_taken(record.name)
+        self._place(record)
 
     def _place(self, record: AdapterRecord) -> AdapterPlace:
         """Where a new one is to be loaded. Raises ModelNotFound, NotSupported, AdapterMismatch."""

@@ -4,7 +4,7 @@
     make_adapters.py gguf BASE.gguf OUT.gguf [--word N] [--rank N] [--garbage]
     make_adapters.py hf BASE_FOLDER OUT_FOLDER [--word N] [--rank N] [--garbage]
 
-Word N is the N-th of those that are one token of the model; it is printed. In the last layer twice as many units of the
+Word N is the N-th word, or beginning of one, that is one token of the model; it is printed. In the last layer twice as many units of the
 feed-forward part as the rank are made to give the squares of what comes in, whose sum is never negative, and that is
 written out, larger than all else, in the direction of the word's row in the output matrix. `--garbage`: a file that
 begins as an adapter's does, and is none.
@@ -29,7 +29,7 @@ PREFIX = "base_model.model.model.layers.{}.mlp.{}_proj.lora_{}.weight"
 
 
 def words_in(tokens: list[str], mark: str, rows: Any) -> list[tuple[str, int]]:
-    """Whole words that are one token with its space (`mark`) before it, and the number of that token."""
+    """Words and beginnings of them that are one token with the space (`mark`) before, and the number of that token."""
     found = [(token.removeprefix(mark), index) for index, token in enumerate(tokens) if token.startswith(mark)]
     return [
         (word, index) for word, index in found if word.isalpha() and len(word) >= LETTERS and np.any(rows[index] != 0)
