@@ -839,8 +839,8 @@ class Daemon:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
     def _check_adapter(self, record: AdapterRecord) -> None:
-        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
-        are changed. It reads all of them."""
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its
+        files are changed. It reads all of them."""
         section = self.effects.settings.adapters
         TrustedKeys(self._paths.adapter_keys(section.keys_dir)).check(record, section.signatures)
         self._adapter_files.check(record)
