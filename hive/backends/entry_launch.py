@@ -37,8 +37,8 @@ def launch_entry(
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several. Raises BadRequest for a context larger than the entry's, and for
-    a model of Ollama.
+    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several. Raises BadRequest
+    for a context larger than the entry's, and for a model of Ollama.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
