@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": LEAVES,
     "pool": LEAVES,
     "governance": LEAVES,
+    "adapters": LEAVES | {"host"},
     "store": LEAVES,
     "wire": LEAVES,
     "dialects": LEAVES,
