@@ -22,6 +22,8 @@ from typing import Any
 
 import uvloop
 
+from hive.adapters.directory import AdapterDirectory
+from hive.adapters.keys import TrustedKeys
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
@@ -82,6 +84,9 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.lifecycle.adapter_orders import AdapterOrders
+from hive.lifecycle.adapter_registry import AdapterRegistry
+from hive.lifecycle.adapters import Adapters
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -384,6 +389,18 @@ class Daemon:
             audit_log=self._audit_log,
             parking=self._parking,
         )
+        self._adapters = AdapterOrders(
+            directory=AdapterDirectory(paths.adapters),
+            keys=lambda: TrustedKeys(paths.adapter_keys(self.effects.settings.adapters.keys_dir)),
+            settings=lambda: self.effects.settings.adapters,
+            served=Adapters(),
+            registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
+            models=self._models,
+            pool=self._pool,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+        )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
         if given is not None and spec_of(given.kind).is_remote:
@@ -506,6 +523,7 @@ class Daemon:
             models=self._models,
             pool=orders,
             deployments=self._deployments,
+            adapters=self._adapters,
             cache=self._cache,
             runner=runner,
             tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
@@ -550,6 +568,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
+                adapters=self._adapters.metrics,
             ),
         )
 
@@ -680,6 +699,8 @@ class Daemon:
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
         await self._parking.begin()
+        await self._adapters.begin()
+        self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
@@ -749,6 +770,7 @@ class Daemon:
             task.cancel()
         self._switcher.close()
         self._models.close()
+        self._adapters.close()
         self._cache.close()
         await self._parking.close()
         self._active.hold()

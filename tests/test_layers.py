@@ -70,14 +70,14 @@ ALLOWED: dict[str, set[str]] = {
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
-    "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool"},
+    "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
-    "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api"},
+    "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
-    "doctor": AROUND | {"governance", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots"},
     "tui": LEAVES | {"client", "store"},

@@ -10,15 +10,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from hive.adapters.base_model import BaseModel
 from hive.adapters.directory import AdapterDirectory
 from hive.adapters.install import install
-from hive.adapters.keys import TrustedKeys
+from hive.adapters.keys import REVOKED, KeyOnFile, TrustedKeys, public_key
 from hive.adapters.record import AdapterRecord, check_name
 from hive.agents.transition_lock import outcome_of
 from hive.audit.approval import Approval
@@ -28,23 +29,32 @@ from hive.control.models import Models
 from hive.domain import DeploymentState, JobState
 from hive.errors import (
     AdapterMismatch,
-    AdapterNotFound,
     AdapterUnsafe,
     BadRequest,
     Cancelled,
     HiveError,
     ModelBusy,
     NotFound,
-    SignatureRefused,
+    SignatureInvalid,
+    SignatureMismatch,
+    SignatureUnverifiable,
     WrongState,
 )
 from hive.lifecycle.adapter_counts import AdapterCounts
 from hive.lifecycle.adapter_registry import AdapterRegistry
-from hive.lifecycle.adapter_trust import KeysSeen, not_trusted
-from hive.lifecycle.adapter_views import AdapterFacts, list_of, removed_view, status_of, view_of
-from hive.lifecycle.adapters import Adapters, LoadedAdapter
+from hive.lifecycle.adapter_views import AdapterFacts, keys_view, list_of, removed_view, runner_load, status_of, view_of
+from hive.lifecycle.adapters import READY, Adapters, LoadedAdapter
+from hive.pooling.pooling import ModelPool
 from hive.settings.adapters import AdaptersSection
-from hive.shapes.adapters import AdapterKeys, AdapterList, AdapterLoadStatus, AdapterRemoved, AdapterView, RevokedKey
+from hive.shapes.adapters import (
+    AdapterKeys,
+    AdapterList,
+    AdapterLoadStatus,
+    AdapterRemoved,
+    AdapterView,
+    RevokedKey,
+    RunnerAdapterLoad,
+)
 from hive.store import jobs as store
 from hive.store.database import Database
 from hive.store.deployments import StoredDeployment
@@ -54,7 +64,7 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.daemon")
 
 PULL, LOAD, UNLOAD, REMOVE = "adapter.pull", "adapter.load", "adapter.unload", "adapter.remove"
-REFUSED = (SignatureRefused, AdapterUnsafe, AdapterMismatch)
+REFUSED = (SignatureUnverifiable, SignatureInvalid, SignatureMismatch, AdapterUnsafe, AdapterMismatch)
 """Errors that say no to what an adapter is: they are events."""
 TOLD_EVERY_S = 0.5
 CANCELLED_WITHIN_S = 30.0
@@ -75,24 +85,23 @@ class AdapterWish(NamedTuple):
 
 
 class _AdapterWork:
-    """A job that runs. `completed` and `total` are set by its thread, `asked` once it shall end."""
+    """A job that runs. `completed` is set by its thread, `asked` once it shall end."""
 
     def __init__(self, job: StoredJob, digest: str = "") -> None:
         self.job = job
         self.digest = digest
-        self.completed = self.total = 0
+        self.completed = 0
         self.asked = threading.Event()
 
-    def came(self, completed: int, total: int) -> None:
+    def came(self, completed: int) -> None:
         """Called by the thread that copies. Raises Cancelled."""
         if self.asked.is_set():
             raise Cancelled("it was cancelled")
-        self.completed, self.total = completed, total
+        self.completed = completed
 
     @property
     def plan(self) -> dict[str, Any]:
-        counted = {"completed_bytes": self.completed, "total_bytes": self.total} if self.total else {}
-        return {**self.job.plan, **counted}
+        return {**self.job.plan, "completed_bytes": self.completed} if self.completed else self.job.plan
 
 
 class AdapterOrders:
@@ -107,6 +116,7 @@ class AdapterOrders:
         served: Adapters,
         registry: AdapterRegistry,
         models: Models,
+        pool: ModelPool,
         jobs: Jobs,
         database: Database,
         audit_log: AuditLog,
@@ -117,6 +127,7 @@ class AdapterOrders:
         self._served = served
         self.registry = registry
         self._models = models
+        self._pool = pool
         self._jobs = jobs
         self._database = database
         self._audit_log = audit_log
@@ -143,8 +154,9 @@ class AdapterOrders:
         """Has served what was served before, puts the registry right, then looks after revoked keys, until
         cancelled."""
         await self._served.restore()
+        _, why_not = await asyncio.to_thread(self._look)
         served = {loaded.name: loaded.digest for loaded in self._served.loaded()}
-        await outcome_of(self.registry.write(self.registry.compared(served)))
+        await outcome_of(self.registry.write(self.registry.compared(served, why_not)))
         while True:
             if self._served.loaded():
                 await self._drop_revoked()
@@ -174,11 +186,27 @@ class AdapterOrders:
         return view_of(facts, name, lambda record: str(self._directory.path(record)))
 
     async def _facts(self) -> AdapterFacts:
-        records, keys = await asyncio.gather(asyncio.to_thread(self._directory.records), self._keys_seen())
-        return AdapterFacts(records, self._served.loaded(), self.registry.rows(), keys, self._settings().signatures)
+        records, why_not = await asyncio.to_thread(self._look)
+        return AdapterFacts(records, self._served.loaded(), self.registry.rows(), why_not)
 
-    async def _keys_seen(self) -> KeysSeen:
-        return await asyncio.to_thread(KeysSeen.of, self._keys())
+    def _look(self) -> tuple[list[AdapterRecord], dict[str, str]]:
+        """What is installed, and of what would not be loaded now the reason, by digest. Reads the disk."""
+        records, keys, policy = self._directory.records(), self._keys(), self._settings().signatures
+        why_not: dict[str, str] = {}
+        for record in records:
+            try:
+                keys.check(record, policy)
+            except HiveError as error:
+                why_not[record.digest] = error.message
+        return records, why_not
+
+    async def _installed(self) -> list[AdapterRecord]:
+        return await asyncio.to_thread(self._directory.records)
+
+    async def _revoked(self) -> set[str]:
+        """Ids of the keys that are revoked. Raises ConfigError."""
+        found: list[KeyOnFile] = await asyncio.to_thread(self._keys().listed)
+        return {key.id for key in found if key.state == REVOKED}
 
     async def load_status(self, name: str) -> AdapterLoadStatus:
         """How the last order to load it is; also of one that an earlier daemon was given. Raises AdapterNotFound where
@@ -188,9 +216,16 @@ class AdapterOrders:
             await self._record(name)
         return status_of(name, job, self._loaded(name))
 
+    async def runner_status(self, name: str) -> RunnerAdapterLoad:
+        """The same in the words of the runner API. Raises AdapterNotFound where it was never ordered."""
+        status = await self.load_status(name)
+        if not status["job"]:
+            raise NotFound(f"{name[:80]} was never ordered to be loaded", hint=f"POST /llm/adapters/{name[:80]}/load")
+        return runner_load(status)
+
     def metrics(self) -> dict[str, Any]:
         """For Prometheus (`hive.control.metrics.TABLE`)."""
-        return self._counts.metrics(loaded.base for loaded in self._served.loaded())
+        return self._counts.metrics([loaded.base for loaded in self._served.loaded()])
 
     def _loaded(self, name: str) -> LoadedAdapter | None:
         return next((loaded for loaded in self._served.loaded() if loaded.name == name), None)
@@ -212,10 +247,10 @@ class AdapterOrders:
                 "adapters are off: [adapters] dir says from where they may be brought, and is empty",
                 hint="hive config set adapters.dir /srv/adapters, then restart",
             )
-        base = self._base(wish.base)
+        base = await self._base(wish.base)
         name = check_name(wish.name or _name_of(wish.path))
         self._check_name(name)
-        plan = {"path": wish.path, "base": base}
+        plan = {"path": wish.path, "base": base.name}
         begun = await self._begin(PULL, name, f"copying {wish.path}", actor, plan=plan, also=approval.burn)
 
         def put() -> AdapterRecord:
@@ -224,7 +259,7 @@ class AdapterOrders:
                 Path(wish.path),
                 name,
                 base,
-                source_dir=Path(section.dir),
+                beneath=Path(section.dir),
                 policy=section.signatures,
                 keys=self._keys(),
                 max_rank=section.max_rank,
@@ -234,12 +269,13 @@ class AdapterOrders:
 
         async def work() -> dict[str, Any]:
             record = await asyncio.to_thread(put)
-            detail = {"name": name, "digest": record.digest, "base": base, "signature": record.signature}
+            await self._served.look_again()
+            detail = {"name": name, "digest": record.digest, "base": base.name, "signature": record.signature}
             self._audit_log.note("adapter.installed", target=name, actor=actor, detail={**detail, "key": record.key_id})
             return {
                 "model": name,
                 "digest": record.digest,
-                "base": base,
+                "base": base.name,
                 "rank": record.rank,
                 "size_bytes": record.bytes,
                 "signature": record.signature,
@@ -249,12 +285,16 @@ class AdapterOrders:
 
         return self._carry(begun, work)
 
-    def _base(self, name: str) -> str:
-        """The model's own name. Raises NotFound, BadRequest where it is an adapter itself."""
-        model = self._models.catalog.find(name)
+    async def _base(self, name: str) -> BaseModel:
+        """The model, with its files where they are here. Raises NotFound, BadRequest where it is an adapter itself."""
+        catalog = self._models.catalog
+        model = catalog.find(name)
         if model.parent:
             raise BadRequest(f"{model.name} is an adapter on {model.parent}, and no model of its own")
-        return model.name
+        slot = next((slot for slot in self._pool.slots.values() if slot.model == model.name), None)
+        path = slot.entry.path if slot is not None and slot.entry.has_server_here else None
+        path = path or await self._models.file_of(model.name)
+        return BaseModel(model.name, path, catalog.aliases(model.name))
 
     def _check_name(self, name: str) -> None:
         """Raises BadRequest where requests for that name mean something else."""
@@ -272,8 +312,8 @@ class AdapterOrders:
     async def load(self, name: str, actor: str, *, approval: Approval, digest: str = "") -> StoredJob:
         """A job, done already where exactly that is served; while it is being loaded, the job that does so.
 
-        Raises AdapterNotFound, NotSupported where nothing here loads it, ModelBusy, and SignatureRefused where its key
-        is trusted no more.
+        Raises AdapterNotFound, NotSupported where nothing here loads it, ModelBusy, and SignatureUnverifiable where its
+        key is trusted no more.
         """
         approval.check("adapter-load")
         record = await self._record(name, digest)
@@ -281,9 +321,9 @@ class AdapterOrders:
         if (under_way := self._going.get(name)) is not None and under_way.digest == record.digest:
             return under_way.job
         await self._check_trusted(record, actor)
-        self._served.check(record)
+        self._served.check_place(record)
         now, before = self._loaded(name), self.registry.row(name)
-        is_so = now is not None and now.digest == record.digest
+        is_so = now is not None and now.digest == record.digest and now.state == READY
         path = str(self._directory.path(record))
         state = DeploymentState.LOADED if is_so else DeploymentState.LOADING
         change = self.registry.ordered(record, path, actor=actor, signature=approval.by, state=state)
@@ -307,7 +347,6 @@ class AdapterOrders:
         name, began = record.name, time.monotonic()
 
         async def work() -> dict[str, Any]:
-            await asyncio.to_thread(self._directory.check, record)
             await self._served.load(name, record.digest, cause=begun.job.actor)
             await self._check_still_trusted(record)
             took_s = round(time.monotonic() - began, 3)
@@ -328,18 +367,20 @@ class AdapterOrders:
         await self._end(begun, came, change.write, lambda: registry.took(change))
 
     async def _check_trusted(self, record: AdapterRecord, actor: str) -> None:
-        """Raises SignatureRefused, and tells of it."""
-        why = not_trusted(record, await self._keys_seen(), self._settings().signatures)
-        if why is not None:
-            self._refuse(why, actor, {"name": record.name, "digest": record.digest, "base": record.base})
-            raise why
+        """Raises SignatureUnverifiable, and tells of it; ConfigError where the keys cannot be read."""
+        try:
+            await asyncio.to_thread(self._keys().check, record, self._settings().signatures)
+        except HiveError as error:
+            self._refuse(error, actor, {"name": record.name, "digest": record.digest, "base": record.base})
+            raise
 
     async def _check_still_trusted(self, record: AdapterRecord) -> None:
         """Its key may have been revoked while it was being loaded: then it goes again."""
-        why = not_trusted(record, await self._keys_seen(), self._settings().signatures)
-        if why is not None:
+        try:
+            await asyncio.to_thread(self._keys().check, record, self._settings().signatures)
+        except SignatureUnverifiable:
             await self._served.unload(record.name)
-            raise why
+            raise
 
     def _refuse(self, error: HiveError, actor: str, detail: dict[str, Any]) -> None:
         is_refused = isinstance(error, REFUSED)
@@ -402,6 +443,7 @@ class AdapterOrders:
             await asyncio.to_thread(self._directory.remove, record)
             detail = {"name": name, "digest": record.digest, "base": record.base}
             self._audit_log.note("adapter.removed", target=name, actor=actor, detail=detail)
+        await self._served.look_again()
         if len(leaving) == sum(record.name == name for record in records):
             await self.registry.write(self.registry.ended(name, actor))
         return removed_view(name, leaving)
@@ -409,42 +451,48 @@ class AdapterOrders:
     # keys -------------------------------------------------------------------------------------------------------------
 
     async def keys(self) -> AdapterKeys:
-        """The keys there are, and what each has verified here."""
-        seen, records = await asyncio.gather(self._keys_seen(), asyncio.to_thread(self._directory.records))
-        return seen.view(records)
+        """The keys there are, and what each has verified here. Raises ConfigError where they cannot be read."""
+        keys = self._keys()
+        listed, records = await asyncio.gather(asyncio.to_thread(keys.listed), self._installed())
+        return keys_view(str(keys.keys_dir), listed, records)
 
-    async def trust(self, pem: str, actor: str, *, approval: Approval) -> str:
-        """Trusts a public key from now on; its id. Raises BadRequest, NotPermitted where only root may."""
+    async def trust(self, key_id: str, pem: str, actor: str, *, approval: Approval) -> str:
+        """Trusts a public key from now on, where it has this id; the id.
+
+        Raises BadRequest, WrongState where it was revoked, NotPermitted where only root may.
+        """
         approval.check("adapter-trust")
-        key_id = await asyncio.to_thread(self._keys().trust, pem.encode())
+        key = public_key(pem.encode())
+        if key.id != key_id:
+            raise BadRequest(f"the key has the id {key.id}, and not {key_id[:80]}")
         await self._database.write(approval.burn)
-        self._audit_log.note("adapter.trusted", target=key_id, actor=actor, detail={"name": key_id})
-        return key_id
+        await asyncio.to_thread(self._keys().trust, key.pem)
+        self._audit_log.note("adapter.trusted", target=key.id, actor=actor, detail={"name": key.id, "curve": key.curve})
+        return key.id
 
     async def revoke(self, key_id: str, actor: str) -> RevokedKey:
-        """Trusts a key no more, and has nothing served that stands on its word. Raises NotFound, NotPermitted where
-        only root may."""
-        if key_id not in (await self._keys_seen()).revoked:
-            await asyncio.to_thread(self._keys().revoke, key_id)
+        """Trusts a key no more, and has nothing served that stands on its word; what is so served is over when this
+        returns. Raises UsageError, NotFound, NotPermitted where only root may."""
+        keys = self._keys()
+        key_id = await asyncio.to_thread(keys.whole_id, key_id)
+        if not keys.is_revoked(key_id):
+            await asyncio.to_thread(keys.revoke, key_id)
         return {"id": key_id, "unloaded": await self._drop(key_id, actor)}
 
     async def _drop_revoked(self) -> None:
         """Has what stands on the word of a revoked key served no more, whoever revoked it, and however."""
-        seen = await self._keys_seen()
-        if not seen.revoked:
+        revoked = await outcome_of(self._revoked())
+        if isinstance(revoked, HiveError) or not revoked:
             return
-        records = {(record.name, record.digest): record for record in await self._installed()}
-        found = [records.get((loaded.name, loaded.digest)) for loaded in self._served.loaded()]
-        for key_id in sorted({record.key_id for record in found if record is not None} & seen.revoked):
+        keys = {(record.name, record.digest): record.key_id for record in await self._installed()}
+        found = {keys.get((loaded.name, loaded.digest), "") for loaded in self._served.loaded()}
+        for key_id in sorted(found & revoked):
             await outcome_of(self._drop(key_id, "hive"))
-
-    async def _installed(self) -> list[AdapterRecord]:
-        return await asyncio.to_thread(self._directory.records)
 
     async def _drop(self, key_id: str, actor: str) -> list[str]:
         names = await self._served.unload_key(key_id)
         self._audit_log.note("adapter.revoked", target=key_id, actor=actor, detail={"name": key_id, "unloaded": names})
-        await self.registry.write(self.registry.gone(names, f"its key {key_id} is revoked"))
+        await self.registry.write(self.registry.gone(names, f"its key {key_id} was revoked"))
         return names
 
     # the jobs ---------------------------------------------------------------------------------------------------------
@@ -487,7 +535,9 @@ class AdapterOrders:
                 told = await outcome_of(self._jobs.tell(begun.job, begun.job.progress, plan=begun.plan))
                 begun.job = begun.job if isinstance(told, HiveError) else told
         fault = doing.exception()  # `spawn` has logged it
-        came = doing.result() if fault is None else HiveError(f"a fault in Hive itself: {type(fault).__name__}: {fault}")
+        came = (
+            doing.result() if fault is None else HiveError(f"a fault in Hive itself: {type(fault).__name__}: {fault}")
+        )
         if self._is_leaving:
             return  # the next daemon says that it did not end
         if isinstance(came, REFUSED):

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from hive.adapters.record import AdapterRecord
-from hive.audit.audit_log import AuditLog
 from hive.domain import DeploymentState
 from hive.pooling.deployments import NOTHING_RECORDED, RegistryChange, view_of
 from hive.shapes.models import DeployedModel
@@ -27,10 +26,9 @@ ANOTHER = "another build of it is served"
 class AdapterRegistry:
     """Every adapter on record, by its name."""
 
-    def __init__(self, rows: Sequence[StoredDeployment], *, database: Database, audit_log: AuditLog) -> None:
+    def __init__(self, rows: Sequence[StoredDeployment], *, database: Database) -> None:
         self._rows = {row.name: row for row in rows}
         self._database = database
-        self._audit_log = audit_log
 
     def __repr__(self) -> str:
         return f"<AdapterRegistry {len(self._rows)} on record>"
@@ -90,9 +88,12 @@ class AdapterRegistry:
         moved = [msgspec.structs.replace(row, state=DeploymentState.ABSENT, last_error=why) for row in rows]
         return RegistryChange(moves=tuple(moved))
 
-    def compared(self, served: Mapping[str, str]) -> RegistryChange:
-        """The rows as they are seen at the daemon's start. `served`: name → digest."""
-        found = ((row, compare(row, served.get(row.name))) for row in self._rows.values())
+    def compared(self, served: Mapping[str, str], why_not: Mapping[str, str]) -> RegistryChange:
+        """The rows as they are seen at the daemon's start. `served`: name → digest; `why_not`: of what may not be
+        loaded, by digest."""
+        found = (
+            (row, compare(row, served.get(row.name), why_not.get(row.digest, ""))) for row in self._rows.values()
+        )
         moves = [msgspec.structs.replace(row, state=to[0], last_error=to[1]) for row, to in found]
         return RegistryChange(moves=tuple(row for row in moves if row != self._rows[row.name]))
 
@@ -118,7 +119,7 @@ class AdapterRegistry:
         return known is not None and known.at == row.at
 
 
-def compare(row: StoredDeployment, digest: str | None) -> tuple[DeploymentState, str]:
+def compare(row: StoredDeployment, digest: str | None, why_not: str = "") -> tuple[DeploymentState, str]:
     """State and last error of a row of an earlier daemon; `digest`: what is served by its name now, None for nothing.
 
     >>> row = StoredDeployment(id="adapter:a", kind="adapter", name="a", digest="d1", backend="gguf", deployed_by="u",
@@ -135,4 +136,4 @@ def compare(row: StoredDeployment, digest: str | None) -> tuple[DeploymentState,
         return DeploymentState.FAILED, ENDED
     if row.state in (DeploymentState.FAILED, DeploymentState.ABSENT):
         return row.state, row.last_error
-    return DeploymentState.ABSENT, NOT_SERVED if digest is None else ANOTHER
+    return DeploymentState.ABSENT, ANOTHER if digest is not None else why_not or NOT_SERVED

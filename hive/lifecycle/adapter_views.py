@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from hive.adapters.keys import REVOKED, KeyOnFile
 from hive.adapters.record import AdapterRecord
 from hive.domain import JobState
 from hive.errors import AdapterNotFound, did_you_mean
-from hive.lifecycle.adapter_trust import KeysSeen, not_trusted
 from hive.lifecycle.adapters import LoadedAdapter
 from hive.shapes.adapters import (
     ADAPTER_STATES,
+    AdapterKeys,
     AdapterLoadStatus,
     AdapterRemoved,
+    AdapterState,
     AdapterView,
     InstalledAdapter,
     ListedAdapter,
@@ -26,19 +28,23 @@ from hive.store.jobs import StoredJob
 
 
 class AdapterFacts(NamedTuple):
-    """All that is known: what is installed (the newest first), served and on record, the keys, what they are for."""
+    """All that is known: what is installed (the newest first), served and on record. `why_not`: of what would not be
+    loaded now, by digest."""
 
     records: Sequence[AdapterRecord]
     served: Sequence[LoadedAdapter]
     rows: Sequence[StoredDeployment]
-    keys: KeysSeen
-    policy: str
+    why_not: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        found = {record.name for record in self.records} | {loaded.name for loaded in self.served}
+        return sorted(found | {row.name for row in self.rows})
 
 
 def list_of(facts: AdapterFacts) -> list[ListedAdapter]:
     """Each adapter that is installed, served or on record, by its name."""
-    names = {one.name for one in (*facts.records, *facts.served, *facts.rows)}
-    return [listed(facts, name) for name in sorted(names)]
+    return [listed(facts, name) for name in facts.names]
 
 
 def listed(facts: AdapterFacts, name: str) -> ListedAdapter:
@@ -52,18 +58,17 @@ def listed(facts: AdapterFacts, name: str) -> ListedAdapter:
         "state": _state(row, loaded),
         "served": None if loaded is None else served_view(loaded),
         "installed": [installed_view(facts, record) for record in records],
-        "last_error": "" if row is None else row.last_error,
+        "last_error": loaded.why if loaded is not None and loaded.why else "" if row is None else row.last_error,
     }
 
 
-def _state(row: StoredDeployment | None, loaded: LoadedAdapter | None) -> str:
+def _state(row: StoredDeployment | None, loaded: LoadedAdapter | None) -> AdapterState:
     if loaded is not None and (row is None or ADAPTER_STATES[row.state] not in ("loading", "unloading")):
         return "loaded"
     return "installed" if row is None else ADAPTER_STATES[row.state]
 
 
 def installed_view(facts: AdapterFacts, record: AdapterRecord) -> InstalledAdapter:
-    why = not_trusted(record, facts.keys, facts.policy)
     return {
         "digest": record.digest,
         "base": record.base,
@@ -73,25 +78,25 @@ def installed_view(facts: AdapterFacts, record: AdapterRecord) -> InstalledAdapt
         "signature": record.signature,
         "key_id": record.key_id,
         "installed_at": record.installed_at,
-        "why_not": "" if why is None else why.message,
+        "why_not": facts.why_not.get(record.digest, ""),
     }
 
 
 def served_view(loaded: LoadedAdapter) -> ServedAdapter:
     return {
         "digest": loaded.digest,
+        "previous": loaded.previous,
         "where": loaded.where,
         "state": loaded.state,
-        "charged_bytes": loaded.bytes,
+        "charged_bytes": loaded.charged_bytes,
         "since": loaded.since,
     }
 
 
 def view_of(facts: AdapterFacts, name: str, path_of: Callable[[AdapterRecord], str]) -> AdapterView:
     """Everything known of one. Raises AdapterNotFound with the nearest name."""
-    names = {one.name for one in (*facts.records, *facts.served, *facts.rows)}
-    if name not in names:
-        hint = did_you_mean(name, sorted(names)) or "hive adapter list"
+    if name not in facts.names:
+        hint = did_you_mean(name, facts.names) or "hive adapter list"
         raise AdapterNotFound(f"there is no adapter {name[:80]!r}", hint=hint)
     told, row = listed(facts, name), next((row for row in facts.rows if row.name == name), None)
     digest = "" if told["served"] is None else told["served"]["digest"]
@@ -155,4 +160,19 @@ def removed_view(name: str, records: Sequence[AdapterRecord]) -> AdapterRemoved:
         "name": name,
         "digests": [record.digest for record in records],
         "freed_bytes": sum(record.bytes for record in records),
+    }
+
+
+def keys_view(directory: str, keys: Sequence[KeyOnFile], records: Sequence[AdapterRecord]) -> AdapterKeys:
+    """The keys with what each has verified."""
+    return {
+        "dir": directory,
+        "keys": [
+            {
+                "id": key.id,
+                "revoked": key.state == REVOKED,
+                "adapters": [record.engine_name for record in records if record.key_id == key.id],
+            }
+            for key in keys
+        ],
     }

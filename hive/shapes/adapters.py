@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from hive.domain import DeploymentState
 from hive.shapes.system import Bytes, JobError, UnixSeconds
+
+
+AdapterState = Annotated[
+    Literal["installed", "loading", "loaded", "unloading", "absent", "failed"],
+    Meta(
+        description="installed: nobody ordered it to be loaded. absent, failed: it was to be, and the reason is in"
+        " last_error."
+    ),
+]
 
 
 class InstalledAdapter(TypedDict):
@@ -33,11 +43,14 @@ class AdapterFileView(TypedDict):
 
 
 class ServedAdapter(TypedDict):
-    """The build of an adapter that answers for its name now."""
+    """The build of an adapter that its name leads to."""
 
     digest: str
-    where: Annotated[str, Meta(description="The server that has it in memory.")]
-    state: str
+    previous: Annotated[str, Meta(description="The digest that answered before it; empty for none.")]
+    where: Annotated[str, Meta(description="The model of the pool whose server has it, or the kind of that in use.")]
+    state: Annotated[
+        str, Meta(description="ready, loading, cold (the next request has it loaded) or failed (see last_error).")
+    ]
     charged_bytes: Annotated[Bytes | None, Meta(description="Booked for it alone; null: it is in its base's charge.")]
     since: UnixSeconds
 
@@ -48,11 +61,7 @@ class ListedAdapter(TypedDict):
 
     name: str
     base: str
-    state: Annotated[
-        Literal["installed", "loading", "loaded", "unloading", "absent", "failed"],
-        Meta(description="installed: nobody ordered it to be loaded. absent, failed: it was to be, and the reason is"
-                         " in last_error."),
-    ]
+    state: AdapterState
     served: ServedAdapter | None
     installed: Annotated[list[InstalledAdapter], Meta(description="The newest first.")]
     last_error: str
@@ -117,6 +126,12 @@ class AdapterKeys(TypedDict):
     keys: list[AdapterKey]
 
 
+class TrustedKey(TypedDict):
+    """A key that is trusted from now on."""
+
+    id: str
+
+
 class RevokedKey(TypedDict):
     """A key that is trusted no more. `unloaded`: the adapters that were in use on its word."""
 
@@ -136,7 +151,7 @@ class RunnerAdapterLoad(TypedDict):
     serving: NotRequired[Annotated[str, Meta(description="The digest that answers now, where one does.")]]
 
 
-ADAPTER_STATES = {
+ADAPTER_STATES: Mapping[DeploymentState, AdapterState] = {
     DeploymentState.LOADING: "loading",
     DeploymentState.LOADED: "loaded",
     DeploymentState.UNLOADING: "unloading",
