@@ -76,6 +76,12 @@ class SignatureUnverifiable(Refusal):
     hint = "hive adapter trust FILE trusts a public key; hive adapter sign DIR --key FILE signs"
 
 
+class KeyRevoked(SignatureUnverifiable):
+    """The key that signed it was revoked."""
+
+    hint = "sign it with another key: hive adapter sign DIR --key FILE"
+
+
 class SignatureInvalid(Refusal):
     """Its signature is not what that key signs."""
 
