@@ -389,7 +389,7 @@ class Daemon:
             audit_log=self._audit_log,
             parking=self._parking,
         )
-        self._adapters = AdapterOrders(
+        self._adapter_orders = AdapterOrders(
             directory=AdapterDirectory(paths.adapters),
             keys=lambda: TrustedKeys(paths.adapter_keys(self.effects.settings.adapters.keys_dir)),
             settings=lambda: self.effects.settings.adapters,
@@ -523,7 +523,7 @@ class Daemon:
             models=self._models,
             pool=orders,
             deployments=self._deployments,
-            adapters=self._adapters,
+            adapters=self._adapter_orders,
             cache=self._cache,
             runner=runner,
             tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
@@ -568,7 +568,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
-                adapters=self._adapters.metrics,
+                adapters=self._adapter_orders.metrics,
             ),
         )
 
@@ -699,8 +699,7 @@ class Daemon:
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
         await self._parking.begin()
-        await self._adapters.begin()
-        self._spawn(self._adapters.run(), "adapters")
+        self._spawn(self._adapter_orders.run(), "adapter orders")
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
@@ -770,7 +769,7 @@ class Daemon:
             task.cancel()
         self._switcher.close()
         self._models.close()
-        self._adapters.close()
+        self._adapter_orders.close()
         self._cache.close()
         await self._parking.close()
         self._active.hold()

@@ -85,11 +85,12 @@ class AdapterWish(NamedTuple):
 
 
 class _AdapterWork:
-    """A job that runs. `completed` is set by its thread, `asked` once it shall end."""
+    """A job that runs. `loads`: the digest that it loads, once it is on record; empty for none. `completed` is set by
+    its thread, `asked` once it shall end."""
 
-    def __init__(self, job: StoredJob, digest: str = "") -> None:
+    def __init__(self, job: StoredJob) -> None:
         self.job = job
-        self.digest = digest
+        self.loads = ""
         self.completed = 0
         self.asked = threading.Event()
 
@@ -141,19 +142,10 @@ class AdapterOrders:
 
     # the daemon's start and end ---------------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Removes what a daemon that was killed left half done. Before anything is installed or served."""
-        left = await outcome_of(asyncio.to_thread(self._directory.tidy))
-        if isinstance(left, HiveError):
-            log.warning("adapters_not_tidied error=%s", left.message)
-            return
-        for name in left:
-            log.warning("adapter_half_removed adapter=%s", name)
-
     async def run(self) -> None:
-        """Has served what was served before, puts the registry right, then looks after revoked keys, until
+        """Puts the registry right once what was served before is served again, then looks after revoked keys, until
         cancelled."""
-        await self._served.restore()
+        await self._served.restored()
         _, why_not = await asyncio.to_thread(self._look)
         served = {loaded.name: loaded.digest for loaded in self._served.loaded()}
         await outcome_of(self.registry.write(self.registry.compared(served, why_not)))
@@ -318,10 +310,10 @@ class AdapterOrders:
         approval.check("adapter-load")
         record = await self._record(name, digest)
         self._check_name(name)
-        if (under_way := self._going.get(name)) is not None and under_way.digest == record.digest:
-            return under_way.job
         await self._check_trusted(record, actor)
         self._served.check_place(record)
+        if (under_way := self._going.get(name)) is not None and under_way.loads == record.digest:
+            return under_way.job
         now, before = self._loaded(name), self.registry.row(name)
         is_so = now is not None and now.digest == record.digest and now.state == READY
         path = str(self._directory.path(record))
@@ -331,7 +323,8 @@ class AdapterOrders:
         says = f"{record.engine_name} is loaded already" if is_so else f"loading {record.engine_name} on {record.base}"
         plan = {"digest": record.digest, "base": record.base}
         also = both(approval.burn, change.write)
-        begun = await self._begin(LOAD, name, says, actor, plan=plan, also=also, digest=record.digest)
+        begun = await self._begin(LOAD, name, says, actor, plan=plan, also=also)
+        begun.loads = record.digest
         self.registry.took(change)
         if is_so:
             del self._going[name]
@@ -511,11 +504,10 @@ class AdapterOrders:
         *,
         plan: dict[str, Any] | None = None,
         also: Also,
-        digest: str = "",
     ) -> _AdapterWork:
         self._check_idle(name)
         about = {"model": name, "step": kind.rpartition(".")[2], **(plan or {})}
-        work = _AdapterWork(StoredJob(id=name, kind=kind, plan=about, actor=actor, created_at=0, updated_at=0), digest)
+        work = _AdapterWork(StoredJob(id=name, kind=kind, plan=about, actor=actor, created_at=0, updated_at=0))
         self._going[name] = work  # nobody else begins while it is written down
         try:
             work.job = await self._jobs.begin(kind, plan=about, progress=progress, actor=actor, also=also)

@@ -91,9 +91,7 @@ class AdapterRegistry:
     def compared(self, served: Mapping[str, str], why_not: Mapping[str, str]) -> RegistryChange:
         """The rows as they are seen at the daemon's start. `served`: name → digest; `why_not`: of what may not be
         loaded, by digest."""
-        found = (
-            (row, compare(row, served.get(row.name), why_not.get(row.digest, ""))) for row in self._rows.values()
-        )
+        found = ((row, compare(row, served.get(row.name), why_not.get(row.digest, ""))) for row in self._rows.values())
         moves = [msgspec.structs.replace(row, state=to[0], last_error=to[1]) for row, to in found]
         return RegistryChange(moves=tuple(row for row in moves if row != self._rows[row.name]))
 
