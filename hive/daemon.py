@@ -24,6 +24,7 @@ import uvloop
 
 from hive.adapters.directory import AdapterDirectory
 from hive.adapters.keys import TrustedKeys
+from hive.adapters.record import AdapterRecord
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
@@ -36,7 +37,7 @@ from hive.api.services import Services
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Jobs
 from hive.backends.ask import parse_address
-from hive.backends.entries import ModelEntry, entries_of
+from hive.backends.entries import ModelEntry, adapter_entries, entries_of
 from hive.backends.kinds import spec_of
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.slot_place import with_slot_place
@@ -297,6 +298,12 @@ class Daemon:
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
         entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
+        adapters = self._adapter_files = AdapterDirectory(paths.adapters)
+        for name in adapters.tidy():
+            log.warning("adapter_not_whole name=%s: it is removed", name)
+        answering = {(row.name, row.digest) for row in recorded.adapters}
+        installed = [record for record in adapters.records() if (record.name, record.digest) in answering]
+        entries |= adapter_entries(entries, [(record, adapters.path(record)) for record in installed])
         self._ollama = OllamaSlots(
             entries.values(),
             ollama_address(inference, has_units=self._has_units, in_use=[recorded.chosen, given]),
@@ -353,6 +360,17 @@ class Daemon:
             settings=lambda: self.effects.settings,
             resumed=lambda: self._load_tasks.resumed(),
         )
+        self._adapters = Adapters(
+            adapters,
+            recorded.adapters,
+            pool=self._pool,
+            active=self._active,
+            proxy_link=self._proxy_link,
+            database=self._database,
+            audit_log=self._audit_log,
+            settings=lambda: self.effects.settings,
+            check=self._check_adapter,
+        )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
         )
@@ -363,7 +381,7 @@ class Daemon:
             audit_log=self._audit_log,
             roster=self.roster,
             directory=models_dir,
-            pooled=self._pool.offered,
+            pooled=lambda: self._pool.offered() | self._adapters.offered(),
             deployments=self._deployments,
         )
         self._parking = Parking(
@@ -390,10 +408,10 @@ class Daemon:
             parking=self._parking,
         )
         self._adapter_orders = AdapterOrders(
-            directory=AdapterDirectory(paths.adapters),
-            keys=lambda: TrustedKeys(paths.adapter_keys(self.effects.settings.adapters.keys_dir)),
+            directory=adapters,
+            keys=self._adapter_keys,
             settings=lambda: self.effects.settings.adapters,
-            served=Adapters(),
+            served=self._adapters,
             registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
             models=self._models,
             pool=self._pool,
@@ -705,6 +723,7 @@ class Daemon:
         self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._remotes.run(), "remote models")
         self._spawn(self._pool.run(), "pool")
+        self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")
         self._spawn(self._speculation.run(), "speculation")
         self._spawn(self._load_approvals.run(), "signed loads")
@@ -837,6 +856,15 @@ class Daemon:
     async def _facts_of(self, entry: ModelEntry) -> FileFacts:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
+    def _check_adapter(self, record: AdapterRecord) -> None:
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
+        are changed. It reads all of them."""
+        self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
+        self._adapter_files.check(record)
+
+    def _adapter_keys(self) -> TrustedKeys:
+        return TrustedKeys(self._paths.adapter_keys(self.effects.settings.adapters.keys_dir))
+
     def _address_of(self, entry: ModelEntry) -> str:
         if entry.has_server_here:
             return str(self._paths.slot_socket(entry.id))
@@ -887,6 +915,7 @@ class Daemon:
             cache_epochs=epochs.numbers,
             cache_fresh=epochs.fresh,
             signed=self._load_approvals.now(),
+            adapters=self._adapters.routes(),
         )
 
     def row(self, agent: Agent) -> AgentRow:

@@ -190,6 +190,13 @@ class AdapterNotFound(NotFound):
     hint = "hive adapter pull installs one, hive adapter list shows what there is"
 
 
+class AdapterNotLoaded(NotFound):
+    """This adapter is not loaded."""
+
+    code = "adapter_not_loaded"
+    hint = "an operator loads it: hive adapter load NAME"
+
+
 class WrongState(Refusal):
     """The agent's state does not allow this."""
 

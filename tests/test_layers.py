@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES,
     "files": LEAVES | {"host", "store", "governance"},
     "slots": LEAVES | {"host", "link"},
-    "slots.model_slots": LEAVES | {"host", "link", "backends.entries", "backends.models_dir"},  # its ids
+    "slots.model_slots": LEAVES
+    | {"host", "link", "backends.entries", "backends.models_dir", "adapters.directory"},  # its ids
     "holders": LEAVES | {"host", "link"},
     "sandbox": LEAVES | {"host", "link", "slots", "holders"},
     "agents": LEAVES | {"link", "sandbox.client", "store"},
@@ -59,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         ("backends.ask", "backends.backend", "backends.recognise", "backends.one_token"),
         LEAVES | {"models", "dialects", "host"},  # they ask; the kinds are data and pure functions
     ),
+    "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
@@ -79,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
-    "up": AROUND | {"demo", "worker", "link.slots"},
+    "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program

@@ -71,6 +71,8 @@ def launch_entry(
     needed = [_named(need, entry) for need in made.needed]
     if row.chat_template:
         needed.append(Needed("chat_template", Path(row.chat_template), f"named in {entry.origin}"))
+    if entry.adapter is not None:
+        needed.append(Needed("adapter", entry.adapter.path, f"hive adapter pull installs {entry.adapter.name} anew"))
     return Launch((*made.command, *more), made.environment | variables, tuple(needed), made.socket)
 
 
@@ -109,6 +111,8 @@ def _speculation(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
 def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str, str]]:
     """Flags and variables of a llama-server. What not every build knows is a variable: an older one passes over it."""
     row, more = entry.row, list[str]()
+    if entry.adapter is not None:
+        more += ["--lora", str(entry.adapter.path)]
     # Mapped weights would be the page cache's memory, not the server's, and could not be measured.
     variables = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}
     if row.chat_template:

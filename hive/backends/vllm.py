@@ -25,7 +25,8 @@ from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
 from hive.backends.speculation import DRAFT, vllm_words
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
+from hive.errors import AdapterMismatch, BackendDown, BackendTimeout, NotSupported
+from hive.models.adapter_names import is_engine_name
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS
 from hive.models.salts import salt
@@ -33,6 +34,8 @@ from hive.settings.table import InferenceSection
 
 PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
 """A lower number goes first."""
+MOST_SAID = 400
+"""Characters of its own words in an error."""
 _SCORES = ("/v1/rerank", "/rerank", "/v1/score", "/score")
 _SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", *_SCORES})
 """Endpoints of 0.32 and 0.33 whose schema has `cache_salt` and `priority`; older ones pass over them."""
@@ -187,6 +190,41 @@ def wake(server: AskedServer, level: str) -> Conversation[None]:
 
 def _done(server: AskedServer, path: str, body: dict[str, object]) -> Conversation[None]:
     check_done((yield from post(path, body, within_s=LOAD_S)), server)
+
+
+# --- adapters (0.32, started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1) -------------------------------------------------
+
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that it can be told to make room for."""
+NO_ADAPTERS = "set adapters = N in its [model NAME], or vllm_adapters = N in [inference], and start it anew"
+_NOT_FOUND = b'{"detail":"Not Found"}'
+"""The answer of a server without that route."""
+
+
+def adapters_at(server: AskedServer) -> Conversation[frozenset[str]]:
+    """The adapters that Hive had loaded there."""
+    return frozenset(model.name for model in (yield from models(server)) if model.parent and is_engine_name(model.name))
+
+
+def load_adapter(server: AskedServer, name: str, path: str) -> Conversation[None]:
+    """Has it answer to `name` with the adapter in the directory `path`. Raises NotSupported, AdapterMismatch where it
+    refuses these weights, BackendDown, BackendTimeout. One that it has by this name is the same weights."""
+    answer = yield from post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, within_s=LOAD_S)
+    if answer.status == 200:
+        return
+    if answer.status == 404 and answer.body.strip() == _NOT_FOUND:
+        raise NotSupported(f"{server} was started without room for adapters", hint=NO_ADAPTERS)
+    if name in (yield from adapters_at(server)):
+        return
+    said = text_in(json_of({"": answer}, "").get("error") or {}, "message") if answer.status != 200 else ""
+    raise AdapterMismatch(f"{server} refuses {name} ({answer.status}): {' '.join(said.split())[:MOST_SAID]}")
+
+
+def unload_adapter(server: AskedServer, name: str) -> Conversation[None]:
+    """It answers to this name no more. The weights stay in its memory until others need the room (#54839)."""
+    answer = yield from post("/v1/unload_lora_adapter", {"lora_name": name}, within_s=LOAD_S)
+    if answer.status not in (200, 404):
+        check_done(answer, server)
 
 
 # --- what requests say to it -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hive.control.runtime_config import read_values
 from hive.control.switching import read_chosen
 from hive.domain import Agent
 from hive.store import (
+    adapters,
     agents,
     cache_epochs,
     deployments,
@@ -23,6 +24,7 @@ from hive.store import (
     schedules,
     usage,
 )
+from hive.store.adapters import StoredAdapter
 from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
 from hive.store.leases import StoredLease
@@ -53,6 +55,7 @@ class RecordedState(NamedTuple):
     loads: list[StoredLoad]
     is_first_start: bool
     epochs: list[cache_epochs.RaisedEpoch]
+    adapters: list[StoredAdapter]
 
 
 def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
@@ -76,4 +79,5 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
         load_tasks.under_way(conn),
         not cloud.is_seeded(conn),
         cache_epochs.epochs(conn),
+        adapters.loaded(conn),
     )

@@ -8,11 +8,13 @@ import shutil
 import socket
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hive.adapters.source import AdapterSource, opened
+from hive.adapters.source import AdapterSource, Progress, opened
 from hive.errors import (
     AdapterMismatch,
     AdapterUnsafe,
@@ -188,10 +190,20 @@ def test_a_tree_without_end_is_refused(box: Box) -> None:
 def test_what_the_daemon_may_not_read_is_said(box: Box) -> None:
     source = box.signed()
     (source / "adapter_model.safetensors").chmod(0)
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    with pytest.raises(NotPermitted, match="may not read"):
-        box.install(source)
+    with opened(source, beneath=box.beneath) as found, as_nobody(), pytest.raises(NotPermitted, match="may not read"):
+        found.copy("adapter_model.safetensors", None, lambda _: None)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 # What is in it -----------------------------------------------------------------------------------------------------
@@ -322,7 +334,7 @@ def test_a_signature_that_leaves_out_the_weights_signs_nothing(box: Box) -> None
 # Changed meanwhile -------------------------------------------------------------------------------------------------
 
 
-def swapping(source: Path, when: int) -> object:
+def swapping(source: Path, when: int) -> Progress:
     """Progress at which somebody puts other weights in place of those that are being read."""
     other = peft_adapter(source.parent / "other", fill=9)
     calls = []
@@ -461,7 +473,7 @@ def test_a_disk_that_becomes_full_while_it_is_copied_leaves_nothing(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
