@@ -85,6 +85,8 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.lifecycle.adapter_orders import AdapterOrders
+from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapters import Adapters
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
@@ -405,6 +407,18 @@ class Daemon:
             audit_log=self._audit_log,
             parking=self._parking,
         )
+        self._adapter_orders = AdapterOrders(
+            directory=adapters,
+            keys=self._adapter_keys,
+            settings=lambda: self.effects.settings.adapters,
+            served=self._adapters,
+            registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
+            models=self._models,
+            pool=self._pool,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+        )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
         if given is not None and spec_of(given.kind).is_remote:
@@ -527,6 +541,7 @@ class Daemon:
             models=self._models,
             pool=orders,
             deployments=self._deployments,
+            adapters=self._adapter_orders,
             cache=self._cache,
             runner=runner,
             tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
@@ -571,6 +586,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
+                adapters=self._adapter_orders.metrics,
             ),
         )
 
@@ -701,6 +717,7 @@ class Daemon:
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
         await self._parking.begin()
+        self._spawn(self._adapter_orders.run(), "adapter orders")
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
@@ -771,6 +788,7 @@ class Daemon:
             task.cancel()
         self._switcher.close()
         self._models.close()
+        self._adapter_orders.close()
         self._cache.close()
         await self._parking.close()
         self._active.hold()
@@ -839,11 +857,20 @@ class Daemon:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
     def _check_adapter(self, record: AdapterRecord) -> None:
+<<<<<<< HEAD
         """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its
         files are changed. It reads all of them."""
         section = self.effects.settings.adapters
         TrustedKeys(self._paths.adapter_keys(section.keys_dir)).check(record, section.signatures)
+=======
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
+        are changed. It reads all of them."""
+        self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
+>>>>>>> adapters-surface
         self._adapter_files.check(record)
+
+    def _adapter_keys(self) -> TrustedKeys:
+        return TrustedKeys(self._paths.adapter_keys(self.effects.settings.adapters.keys_dir))
 
     def _address_of(self, entry: ModelEntry) -> str:
         if entry.has_server_here:

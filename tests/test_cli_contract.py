@@ -175,6 +175,8 @@ def test_an_unknown_option_is_exit_2(command: Command, capsys: pytest.CaptureFix
 CALLS: dict[str, list[str]] = {
     "run": ["m", "hi"],
     "pool import": ["{root}/manifest.json"],
+    "adapter pull": ["legal", "--base", "m"],
+    "adapter remove": ["legal", "--yes"],
     "agent apply": ["{toml}"],
     "agent create": ["a", "--", "sleep", "1"],
     "agent exec": ["alice", "--", "true"],
@@ -213,6 +215,8 @@ OWN_CODES = {"agent exec": 125}
 NEEDS_NONE = {"doctor", "status"}
 """Takes the options that say which Hive is meant, and has an answer also where there is none."""
 WITHOUT_NAME = {
+    "adapter list",
+    "adapter keys",
     "capabilities",
     "lease list",
     "op show",

@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker": LEAVES | {"host", "backends", "dialects"},
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
-    "doctor": AROUND | {"governance", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "tui": LEAVES | {"client", "store"},

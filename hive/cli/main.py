@@ -112,6 +112,39 @@ Examples:
         ),
     },
 )
+ADAPTER = CommandTable(
+    "Adapters: LoRA weights that answer beside a model, under a name of their own.",
+    """Adapters: LoRA weights that answer beside a model, under a name of their own. Without a command: list.
+
+Examples:
+  hive adapter pull legal-v2 --base qwen3-8b --name legal
+  hive adapter load legal
+  hive adapter list
+""",
+    {
+        "list": LazyCommand(
+            "adapter:list_adapters",
+            "Lists the adapters: on which model, which build of each is loaded, and whose key signed it.",
+        ),
+        "show": LazyCommand(
+            "adapter:show", "Shows all that is known of one adapter: its builds, their files, and what is loaded."
+        ),
+        "pull": LazyCommand(
+            "adapter:pull",
+            "Brings an adapter from the directory that [adapters] dir names: copied, checked as a copy, installed"
+            " whole.",
+        ),
+        "load": LazyCommand("adapter:load", "Loads an adapter, the build that was installed last."),
+        "unload": LazyCommand("adapter:unload", "Unloads an adapter."),
+        "remove": LazyCommand("adapter:remove", "Removes an adapter that is installed: all of its builds, or one."),
+        "keys": LazyCommand(
+            "adapter:keys",
+            "Lists the keys that adapters are signed with: which are trusted, which are revoked, and what each has"
+            " signed.",
+        ),
+    },
+    default="list",
+)
 POOL = CommandTable(
     "The models that share this box's memory: which is loaded, and why.",
     """The models that share this box's memory: which is loaded, and why. Without a command: show.
@@ -343,6 +376,7 @@ Examples:
         "queue": QUEUE,
         "backend": BACKEND,
         "model": MODEL,
+        "adapter": ADAPTER,
         "pool": POOL,
         "cache": CACHE,
         "capabilities": LazyCommand(

@@ -51,6 +51,7 @@ class RecordedState(NamedTuple):
     pins: dict[str, bool]
     leases: list[StoredLease]
     deployments: list[StoredDeployment]
+    deployed_adapters: list[StoredDeployment]
     loads: list[StoredLoad]
     is_first_start: bool
     epochs: list[cache_epochs.RaisedEpoch]
@@ -74,6 +75,7 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
         {model: pinned for model, (pinned, _) in pool.pins(conn).items()},
         leases.living(conn),
         deployments.living(conn),
+        deployments.living(conn, deployments.ADAPTER),
         load_tasks.under_way(conn),
         not cloud.is_seeded(conn),
         cache_epochs.epochs(conn),

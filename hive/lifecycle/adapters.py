@@ -257,14 +257,17 @@ class Adapters:
         records = await asyncio.to_thread(self._directory.records)
         signed = {(record.name, record.digest) for record in records if record.key_id == key_id}
         found = [row for row in self._rows.values() if (row.name, row.digest) in signed]
-        for row in found:
-            async with self._lock(row.name):
-                gone = await outcome_of(self._database.write(partial(store.remove, name=row.name)))
-                if isinstance(gone, HiveError):
-                    log.error("adapter_row_not_removed name=%s error=%s", row.name, gone.message)
-                if self._rows.get(row.name) is row:
-                    await self._forget(row)
+        leaving = [await self._unload_row(row) for row in found]  # none answers any more while the first one drains
+        if tasks := [task for task in leaving if task is not None]:
+            await asyncio.wait(tasks)
         return [row.name for row in found]
+
+    async def _unload_row(self, row: StoredAdapter) -> asyncio.Task[None] | None:
+        async with self._lock(row.name):
+            gone = await outcome_of(self._database.write(partial(store.remove, name=row.name)))
+            if isinstance(gone, HiveError):
+                log.error("adapter_row_not_removed name=%s error=%s", row.name, gone.message)
+            return self._take_away(row) if self._rows.get(row.name) is row else None
 
     async def _forget(self, row: StoredAdapter) -> None:
         if (leaving := self._take_away(row)) is not None:

@@ -177,6 +177,8 @@ class Contained(Box):
         self.policy = directory / "sandbox.toml"
         self.policy.write_text(POLICY)
         self.policy.chmod(0o600)
+        self.adapters = AdapterBox(self.paths.state)
+        self.adapters.keys.keys_dir = self.paths.adapter_keys("")
 
     async def start_helper(self) -> None:
         runtime = ProcessRuntime(self.paths, subtree=None, log_max_bytes=100_000)
@@ -194,7 +196,8 @@ class Contained(Box):
         models = {name: ModelRow(file=str(self.paths.state / "none.gguf")) for name in ("meta/tiny", "second")}
         tasks = {"plan": TaskRow(models="meta/tiny | second")}
         # without a file no server is ever started
-        settings = msgspec.structs.replace(settings, models=models, tasks=tasks)
+        adapters = AdaptersSection(dir=str(self.adapters.beneath))
+        settings = msgspec.structs.replace(settings, models=models, tasks=tasks, adapters=adapters)
         api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()
