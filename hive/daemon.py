@@ -857,16 +857,9 @@ class Daemon:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
     def _check_adapter(self, record: AdapterRecord) -> None:
-<<<<<<< HEAD
         """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its
         files are changed. It reads all of them."""
-        section = self.effects.settings.adapters
-        TrustedKeys(self._paths.adapter_keys(section.keys_dir)).check(record, section.signatures)
-=======
-        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
-        are changed. It reads all of them."""
         self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
->>>>>>> adapters-surface
         self._adapter_files.check(record)
 
     def _adapter_keys(self) -> TrustedKeys:

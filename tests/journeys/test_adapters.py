@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hive.client.client import ApiError
+from hive.errors import HiveError
 from tests.journeys.adapter_stack import MadeAdapter, Versions, WordAsker, asking, ended, install, load, make, unload
 from tests.journeys.pool_stack import llama_models, pool_config
 from tests.journeys.stack import Stack, stack, until
@@ -146,7 +146,7 @@ def test_whoever_is_killed_while_it_is_loaded_the_name_means_one_of_both(
     old, new = adapter(base, tmp_path, 1), adapter(base, tmp_path, 2)
     load(hive, "red", install(hive, old, "red", BASE))
     digest = install(hive, new, "red", BASE)
-    with suppress(ApiError, OSError):
+    with suppress(HiveError, OSError):
         hive.post("/api/adapters/red/load", {"digest": digest})
     time.sleep(after_s)
     hive.restart(who)
