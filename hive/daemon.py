@@ -857,8 +857,8 @@ class Daemon:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
     def _check_adapter(self, record: AdapterRecord) -> None:
-        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its files
-        are changed. It reads all of them."""
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its
+        files are changed. It reads all of them."""
         self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
         self._adapter_files.check(record)
 

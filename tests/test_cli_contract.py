@@ -73,6 +73,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore capabilities "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate db-tables db-schema db-query "
+        "adapter-list adapter-show adapter-pull adapter-load adapter-unload adapter-remove adapter-keys "
         "op-keygen op-request op-sign op-show op-verify op-submit"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
@@ -107,7 +108,7 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",))],
+    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",), ("adapter",))],
     ids=" ".join,
 )
 def test_a_group_alone_is_a_usage_error_that_shows_help(

@@ -99,7 +99,7 @@ def judge_keys(place: FoundDirectory, trusted: int, revoked: int, policy: str, o
 
 
 def look_at_installed(subject: Subject) -> CheckVerdict:
-    """Whether servers of another user can read what is installed."""
+    """Looks whether servers of another user can read what is installed."""
     paths = subject.paths
     if paths is None:
         return skipped("there is no Hive whose adapters could be looked at")
