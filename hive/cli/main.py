@@ -112,6 +112,38 @@ Examples:
         ),
     },
 )
+ADAPTER = CommandTable(
+    "Adapters: LoRA weights that are loaded beside a model, and who may sign them.",
+    """Adapters: LoRA weights that are loaded beside a model, and who may sign them.
+
+Examples:
+  hive adapter sign ./legal-lora --key adapter.key
+  sudo hive adapter trust adapter.pub
+""",
+    {
+        "sign": LazyCommand(
+            "adapters.signing:sign",
+            "Signs an adapter with a key: all files of the directory, but what Git keeps.",
+            "json",
+        ),
+        "verify": LazyCommand(
+            "adapters.signing:verify",
+            "Verifies that an adapter is what a trusted key has signed, as an installation would.",
+            "json",
+        ),
+        "trust": LazyCommand(
+            "adapters.trust:trust",
+            "Trusts a public key: adapters that are signed with it may be installed from now on.",
+            "json",
+        ),
+        "revoke": LazyCommand(
+            "adapters.trust:revoke",
+            "Revokes a key: nothing it has signed is installed or loaded from now on, and what is loaded of it is "
+            "unloaded.",
+            "json",
+        ),
+    },
+)
 POOL = CommandTable(
     "The models that share this box's memory: which is loaded, and why.",
     """The models that share this box's memory: which is loaded, and why. Without a command: show.
@@ -343,6 +375,7 @@ Examples:
         "queue": QUEUE,
         "backend": BACKEND,
         "model": MODEL,
+        "adapter": ADAPTER,
         "pool": POOL,
         "cache": CACHE,
         "capabilities": LazyCommand(
