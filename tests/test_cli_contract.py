@@ -74,6 +74,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate db-tables db-schema db-query "
         "adapter-list adapter-show adapter-pull adapter-load adapter-unload adapter-remove adapter-keys "
+        "adapter-sign adapter-verify adapter-trust adapter-revoke "
         "op-keygen op-request op-sign op-show op-verify op-submit"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hive.adapters.record import VERIFIED, AdapterRecord
 from hive.errors import BadRequest, ConfigError, KeyRevoked, NotFound, SignatureUnverifiable, UsageError, WrongState
@@ -130,6 +130,38 @@ def public_key_of_certificate(der: bytes) -> EcPublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise BadRequest(_NO_KEY)
     return EcPublicKey(key)
+
+
+class KnownKeys(Protocol):
+    """Whoever says which keys count."""
+
+    def refuse_revoked(self, key_id: str) -> None:
+        """Raises KeyRevoked."""
+
+    def find(self, key_id: str) -> EcPublicKey | None:
+        """The key, where it counts now. Raises ConfigError where it is not to be believed."""
+
+    def trusted(self) -> list[EcPublicKey]:
+        """All that count now. Raises ConfigError."""
+
+
+class OneKey:
+    """Only this one counts, and nothing revokes it."""
+
+    def __init__(self, key: EcPublicKey) -> None:
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"<OneKey {self._key.id}>"
+
+    def refuse_revoked(self, key_id: str) -> None:
+        """Nothing is revoked."""
+
+    def find(self, key_id: str) -> EcPublicKey | None:
+        return self._key if key_id == self._key.id else None
+
+    def trusted(self) -> list[EcPublicKey]:
+        return [self._key]
 
 
 class KeyOnFile(NamedTuple):

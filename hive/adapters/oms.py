@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hive.adapters.keys import EcPublicKey, EcSecretKey, TrustedKeys, public_key_of_certificate
+from hive.adapters.keys import EcPublicKey, EcSecretKey, KnownKeys, public_key_of_certificate
 from hive.errors import BadRequest, SignatureInvalid, SignatureMismatch, SignatureUnverifiable
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -130,7 +130,7 @@ def is_below(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
-def verify(bundle: bytes, digests: Mapping[str, str], keys: TrustedKeys) -> str:
+def verify(bundle: bytes, digests: Mapping[str, str], keys: KnownKeys) -> str:
     """The id of the trusted key that signed exactly these files. `digests`: SHA-256 by path.
 
     Raises SignatureUnverifiable, SignatureInvalid, SignatureMismatch; ConfigError where a key is not to be believed.
@@ -140,7 +140,7 @@ def verify(bundle: bytes, digests: Mapping[str, str], keys: TrustedKeys) -> str:
     return signed.key_id
 
 
-def read_signed(data: bytes, keys: TrustedKeys) -> SignedFiles:
+def read_signed(data: bytes, keys: KnownKeys) -> SignedFiles:
     """What a trusted key says in this signature. Raises as `verify` does."""
     if len(data) > BUNDLE_MAX_BYTES:
         raise SignatureInvalid(f"a signature of more than {BUNDLE_MAX_BYTES} bytes")
@@ -158,7 +158,7 @@ def read_signed(data: bytes, keys: TrustedKeys) -> SignedFiles:
     return SignedFiles(signer.id, *_files(payload))
 
 
-def _signer(material: _Material, keys: TrustedKeys, signature: bytes, message: bytes) -> EcPublicKey:
+def _signer(material: _Material, keys: KnownKeys, signature: bytes, message: bytes) -> EcPublicKey:
     """The trusted key that made the signature. Raises SignatureUnverifiable, SignatureInvalid, ConfigError."""
     key_id = _named(material)
     keys.refuse_revoked(key_id)

@@ -1,0 +1,1 @@
+"""The commands of `hive adapter`: one file per subject. Those that need no daemon are in signing.py and trust.py, those about it in orders.py."""
