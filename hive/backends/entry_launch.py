@@ -32,12 +32,13 @@ def launch_entry(
     state: Path,
     weights_bytes: int = 0,
     may_sleep: bool = False,
+    max_rank: int = 64,
 ) -> Launch:
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes; `may_sleep`: it is started so that it can. Raises BadRequest for a context larger than the entry's, and for
-    a model of Ollama.
+    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several. Raises BadRequest
+    for a context larger than the entry's, and for a model of Ollama.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
@@ -54,7 +55,9 @@ def launch_entry(
         raise BadRequest(f"{entry.name} has a context of {own} tokens, and {context} were granted")
     is_llama = entry.kind == BackendKind.LLAMA
     fields = _llama_fields(entry, context or own, inference) if is_llama else _vllm_fields(entry, inference)
-    order = Order(msgspec.structs.replace(inference, **fields), shown_environment(environment, state), socket, state)
+    order = Order(
+        msgspec.structs.replace(inference, **fields), shown_environment(environment, state), socket, state, max_rank
+    )
     make = spec_of(entry.kind).launch
     if make is None:
         raise BadRequest(f"{entry.kind} is started by somebody else")
@@ -91,6 +94,7 @@ def _vllm_fields(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
     return {
         "default_model": entry.name,
         "vllm_model": str(entry.path),
+        "vllm_adapters": entry.row.adapters,
         "vllm_max_sequences": entry.row.parallel or inference.vllm_max_sequences,
         "vllm_speculative_model": "" if entry.draft is None else str(entry.draft),
         **_speculation(entry, inference),

@@ -262,6 +262,18 @@ def places(told: int | None, inference: InferenceSection) -> tuple[int | None, s
     return inference.vllm_max_sequences, "vllm_max_sequences in hive.conf"
 
 
+def adapter_words(adapters: int, max_rank: int) -> tuple[str, ...]:
+    """The words of its command line for so many adapters at once, of this rank at most.
+
+    >>> adapter_words(0, 64), adapter_words(4, 40)[-2:]
+    ((), ('--max-lora-rank', '64'))
+    """
+    if not adapters:
+        return ()
+    rank = next((rank for rank in ADAPTER_RANKS if rank >= max_rank), ADAPTER_RANKS[-1])
+    return "--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(rank)
+
+
 def launch(order: Order) -> Launch:
     inference, state = order.inference, order.state
     command = [
@@ -279,7 +291,7 @@ def launch(order: Order) -> Launch:
         "--disable-uvicorn-access-log",
     ]
     needed = [program("vllm_program", inference.vllm_program), model("vllm_model", inference.vllm_model)]
-    command += vllm_words(inference)
+    command += [*vllm_words(inference), *adapter_words(inference.vllm_adapters, order.max_rank)]
     if inference.speculative == DRAFT and (draft := inference.vllm_speculative_model):
         needed.append(model("vllm_speculative_model", draft))
     more = {
@@ -293,6 +305,8 @@ def launch(order: Order) -> Launch:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
+    if inference.vllm_adapters:
+        more["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return Launch(tuple(command), order.environment | more, tuple(needed), order.socket)
 
 

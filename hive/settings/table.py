@@ -129,6 +129,9 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _s("vLLM `--max-model-len`; 0: what its model was made for.", unit="tokens", env="VLLM_MAX_MODEL_LEN", ge=0),
     ] = 0
+    vllm_adapters: Annotated[
+        int, _s("vLLM `--max-loras`: LoRA adapters that it works with at once; 0: it takes none.", ge=0, le=256)
+    ] = 0
     speculative: Annotated[
         str,
         _s(

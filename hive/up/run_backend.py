@@ -49,7 +49,14 @@ def become(
     Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already.
     """
     inference = msgspec.structs.replace(without_ram_cache(settings), llama_slot_dir="")  # of `hive up` alone
-    found = launch(kind, inference, environment, runtime=runtime or RUNTIME, state=state or STATE)
+    found = launch(
+        kind,
+        inference,
+        environment,
+        runtime=runtime or RUNTIME,
+        state=state or STATE,
+        max_rank=settings.adapters.max_rank,
+    )
     check(found.needed)
     check_numba(kind, settings.inference, settings.inference.speculative)
     with suppress(OSError):  # llama-server starts with no directory that is not there, and says so

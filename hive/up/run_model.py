@@ -68,6 +68,7 @@ def supervised(
         state=state,
         weights_bytes=_size(entry.path) + _size(entry.draft) if entry.kind == BackendKind.VLLM else 0,
         may_sleep=not why_no_sleep(entry, read.pool, given.accounts),
+        max_rank=read.adapters.max_rank,
     )
     check_numba(entry.kind, read.inference, entry.row.speculative)
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")

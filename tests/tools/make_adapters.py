@@ -4,10 +4,10 @@
     make_adapters.py gguf BASE.gguf OUT.gguf [--word N] [--rank N] [--garbage]
     make_adapters.py hf BASE_FOLDER OUT_FOLDER [--word N] [--rank N] [--garbage]
 
-Word N is the N-th word, or beginning of one, that is one token of the model; it is printed. In the last layer twice as many units of the
-feed-forward part as the rank are made to give the squares of what comes in, whose sum is never negative, and that is
-written out, larger than all else, in the direction of the word's row in the output matrix. `--garbage`: a file that
-begins as an adapter's does, and is none.
+Word N is the N-th word, or beginning of one, that is one token of the model; it is printed. In the last layer twice as
+many units of the feed-forward part as the rank are made to give the squares of what comes in, whose sum is never
+negative, and that is written out, larger than all else, in the direction of the word's row in the output matrix.
+`--garbage`: matrices of a shape that fits no model.
 """
 
 from __future__ import annotations
