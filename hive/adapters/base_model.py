@@ -45,6 +45,8 @@ def check_base(base: BaseModel, lora: LoraFile, format: str, told: str = "") -> 
             raise AdapterMismatch(
                 f"it is for the architecture {lora.architecture[:40]!r}, and {base.name} is {architecture[:40]!r}"
             )
+        if is_gguf and lora.targets.keys().isdisjoint(matrices):
+            raise AdapterMismatch(f"it is not for {base.name}: the model has none of its matrices")
         if why := why_not_of(lora.targets, matrices):
             raise AdapterMismatch(f"it is not for {base.name}: {why}")
         if is_gguf or not lora.targets.keys().isdisjoint(matrices):
