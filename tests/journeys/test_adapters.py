@@ -79,7 +79,8 @@ def test_an_adapter_is_asked_for_by_its_name_and_listed_on_its_base(
     assert set(alice.ask(BASE).text.split()) != {made.word}
     slot = slots(hive)[f"red@{digest[:12]}"]
     assert slot["state"] == "ready"
-    assert slot["charged_bytes"], "the second copy of the base is in the books"
+    assert sum(grant["charged_bytes"] for grant in slot["grants"]), "the second copy of the base is in the books"
+    assert served(hive, "red")["charged_bytes"]
     assert unload(hive, "red")["state"] == "done"
     gone = alice.ask("red")
     assert (gone.status, "adapter_not_loaded" in gone.text) == (404, True)
