@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,11 @@ def sign(directory: Path, key: EcSecretKey) -> Path:
         digests = {path: found.copy(path, None, lambda _: None).sha256 for path in found.files}
     (directory / "model.sig").write_bytes(oms.sign(digests, key, subject=directory.name, ignored=["model.sig"]))
     return directory
+
+
+def model_signing(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The reference implementation, as a person runs it."""
+    return subprocess.run([sys.executable, "-m", "model_signing", *map(str, words)], capture_output=True, text=True)
 
 
 class Box:
