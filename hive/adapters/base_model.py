@@ -54,8 +54,8 @@ def check_base(base: BaseModel, lora: LoraFile, format: str, told: str = "") -> 
 
 
 def why_not_of(targets: Mapping[str, Matrix], matrices: Mapping[str, Matrix]) -> str:
-    """Why these changes are not of a model with these matrices; empty where they are, or where that is not known: the
-    matrices of a quantized safetensors model have other names.
+    """The reason why these changes are not of a model with these matrices; empty where they are, or where that is not
+    known: the matrices of a quantized safetensors model have other names.
 
     >>> why_not_of({"q": Matrix(64, 64)}, {"q": Matrix(64, 32)})
     'q is 64×64 there and 64×32 in the model'

@@ -133,7 +133,7 @@ def public_key_of_certificate(der: bytes) -> EcPublicKey:
 
 
 class KnownKeys(Protocol):
-    """Whoever says which keys count."""
+    """An answer to the question which keys count."""
 
     def refuse_revoked(self, key_id: str) -> None:
         """Raises KeyRevoked."""

@@ -56,7 +56,7 @@ class AdapterSource:
         return ONE_FILE if self.is_file else path
 
     def signature(self, most: int) -> bytes | None:
-        """What lies where the signature belongs; None where nothing does. Raises AdapterUnsafe, NotPermitted."""
+        """The bytes in the place of the signature; None where there are none. Raises AdapterUnsafe, NotPermitted."""
         path = f"{self.name}.sig" if self.is_file else SIGNATURE
         with _told(self.place / path):
             try:
