@@ -74,7 +74,7 @@ class AdapterDirectory:
         return found[0]
 
     def path(self, record: AdapterRecord) -> Path:
-        """The path that an inference server is given: the GGUF file, or the directory. It is the same while it is there."""
+        """The path that an inference server is given: the GGUF file, or the directory. Nothing there ever changes."""
         place = self.place(record)
         return place / record.files[0].path if record.format == GGUF else place
 
