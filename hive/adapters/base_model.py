@@ -40,11 +40,15 @@ def check_base(base: BaseModel, lora: LoraFile, format: str, told: str = "") -> 
         try:
             architecture, matrices = gguf.read_model(base.path) if is_gguf else ("", peft.read_model(base.path))
         except (OSError, AdapterUnsafe) as error:
-            raise BadRequest(f"the model {base.name} cannot be looked at: {error}") from None
+            raise BadRequest(
+                f"the model {base.name} cannot be looked at: {error}", hint="hive model show tells where its files are"
+            ) from None
         if lora.architecture != architecture:
             raise AdapterMismatch(
                 f"it is for the architecture {lora.architecture[:40]!r}, and {base.name} is {architecture[:40]!r}"
             )
+        if is_gguf and lora.targets.keys().isdisjoint(matrices):
+            raise AdapterMismatch(f"it is not for {base.name}: the model has none of its matrices")
         if why := why_not_of(lora.targets, matrices):
             raise AdapterMismatch(f"it is not for {base.name}: {why}")
         if is_gguf or not lora.targets.keys().isdisjoint(matrices):

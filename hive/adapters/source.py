@@ -133,13 +133,14 @@ def _parts(source: Path, beneath: Path) -> list[str]:
     (['a', 'b'], ['a'])
     >>> _parts(Path("/srv/../etc"), Path("/srv"))
     Traceback (most recent call last):
-    hive.errors.AdapterUnsafe: /srv/../etc is not below /srv
+    hive.errors.AdapterUnsafe: '/srv/../etc' is not below /srv
     """
     whole = beneath / source
     parts = list(whole.relative_to(beneath).parts) if whole.is_relative_to(beneath) else []
-    if not parts or ".." in parts:
+    if not parts or ".." in parts or "\0" in str(source):
         raise AdapterUnsafe(
-            f"{source} is not below {beneath}", hint="copy it there: [adapters] dir is the one place they come from"
+            f"{str(source)!r} is not below {beneath}",
+            hint="copy it there: [adapters] dir is the one place they come from",
         )
     return parts
 
