@@ -26,7 +26,7 @@ from hive.host.files import sync, translated, write_whole
 RECORD = "hive-adapter.json"
 RECORD_MAX_BYTES = 4 * 1024 * 1024
 BESIDE = ".new"
-"""Where adapters are made, and where they are deleted; no adapter has such a name."""
+"""The directory in which adapters are made and deleted; no adapter has such a name."""
 READABLE = 0o755
 """Inference servers are other users."""
 RECORD_MODE = 0o444
@@ -74,7 +74,7 @@ class AdapterDirectory:
         return found[0]
 
     def path(self, record: AdapterRecord) -> Path:
-        """What an inference server is given: the GGUF file, or the directory. While it is there it never changes."""
+        """The path that an inference server is given: the GGUF file, or the directory. Nothing there ever changes."""
         place = self.place(record)
         return place / record.files[0].path if record.format == GGUF else place
 

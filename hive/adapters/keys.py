@@ -30,6 +30,7 @@ PEM_MAX_BYTES = 64 * 1024
 _ID = re.compile(r"[0-9a-f]{64}")
 _SHORT_ID = re.compile(r"[0-9a-f]{6,64}")
 _NO_KEY = "expected a public key on P-256, P-384 or P-521 in PEM, or a certificate with one"
+_READABLE = "it has to be readable for the daemon: chmod a+rx"
 _MAKES_ONE = "openssl ecparam -name prime256v1 -genkey -noout -out adapter.key makes a secret key"
 
 
@@ -133,7 +134,7 @@ def public_key_of_certificate(der: bytes) -> EcPublicKey:
 
 
 class KnownKeys(Protocol):
-    """Whoever says which keys count."""
+    """An answer to the question which keys count."""
 
     def refuse_revoked(self, key_id: str) -> None:
         """Raises KeyRevoked."""
@@ -189,7 +190,7 @@ class TrustedKeys:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}", hint=_READABLE) from None
         found: dict[str, str] = {}
         for name in names:
             stem, _, end = name.rpartition(".")
@@ -220,7 +221,14 @@ class TrustedKeys:
         return [key for key in found if key is not None]
 
     def is_revoked(self, key_id: str) -> bool:
-        return os.path.lexists(self.keys_dir / f"{key_id}.{REVOKED}")
+        """Whether it was. Raises ConfigError where nobody may look: then nobody knows."""
+        try:
+            os.lstat(self.keys_dir / f"{key_id}.{REVOKED}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}", hint=_READABLE) from None
+        return True
 
     def refuse_revoked(self, key_id: str) -> None:
         """Raises KeyRevoked."""

@@ -98,7 +98,7 @@ class _Statement(msgspec.Struct, rename={"type_": "_type", "predicate_type": "pr
 
 
 class SignedFiles(NamedTuple):
-    """What a trusted key has signed: SHA-256 by path, and the paths of which it says nothing. `key_id`: that key."""
+    """Files that a trusted key has signed: SHA-256 by path. `ignored`: paths of which it says nothing."""
 
     key_id: str
     digests: dict[str, str]
@@ -141,7 +141,7 @@ def verify(bundle: bytes, digests: Mapping[str, str], keys: KnownKeys) -> str:
 
 
 def read_signed(data: bytes, keys: KnownKeys) -> SignedFiles:
-    """What a trusted key says in this signature. Raises as `verify` does."""
+    """The files that a trusted key has signed with this. Raises as `verify` does."""
     if len(data) > BUNDLE_MAX_BYTES:
         raise SignatureInvalid(f"a signature of more than {BUNDLE_MAX_BYTES} bytes")
     bundle = _decoded(data, _Bundle, "the signature")
@@ -189,7 +189,7 @@ def _named(material: _Material) -> str:
 
 
 def _files(payload: bytes) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What a payload, whose signature was verified, says of which files, and which it leaves out."""
+    """SHA-256 by path in a payload whose signature was verified, and the paths that it leaves out."""
     statement = _decoded(payload, _Statement, "what was signed")
     if (statement.type_, statement.predicate_type) != (STATEMENT, PREDICATE):
         raise SignatureUnverifiable(f"what was signed is {statement.predicate_type[:80]!r}", hint=_WITH_FILES)

@@ -21,7 +21,7 @@ _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embeddi
 
 
 class PeftConfig(msgspec.Struct):
-    """What is read of adapter_config.json."""
+    """The part of adapter_config.json that is read."""
 
     r: int
     peft_type: str = "LORA"

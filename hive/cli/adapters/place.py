@@ -20,7 +20,7 @@ Keys = Annotated[
 ]
 
 
-class AdapterPlace(NamedTuple):
+class OfflineAdapters(NamedTuple):
     """Places of one Hive. `policy`: its [adapters] signatures. `database`: None where nobody knows its own."""
 
     keys: TrustedKeys
@@ -35,7 +35,7 @@ class AdapterPlace(NamedTuple):
         return noted(self.database, act, target=target)
 
 
-def place_of(state_dir: Path | None, keys_dir: Path | None) -> AdapterPlace:
+def place_of(state_dir: Path | None, keys_dir: Path | None) -> OfflineAdapters:
     """The Hive that is meant: `state_dir`, else the one that answers or is installed, else this user's `hive up`."""
     from hive.doctor.checks.target import find
     from hive.paths import default_state_dir, runtime_dir
@@ -48,4 +48,4 @@ def place_of(state_dir: Path | None, keys_dir: Path | None) -> AdapterPlace:
     settings = found.settings.adapters
     keys = TrustedKeys(keys_dir or paths.adapter_keys(settings.keys_dir))
     database = None if found.paths is None or keys_dir is not None else found.database
-    return AdapterPlace(keys, AdapterDirectory(paths.adapters), settings.signatures, database)
+    return OfflineAdapters(keys, AdapterDirectory(paths.adapters), settings.signatures, database)

@@ -14,7 +14,7 @@ from hive.adapters.install import chosen, look_at
 from hive.adapters.keys import PEM_MAX_BYTES, EcPublicKey, EcSecretKey, KnownKeys, OneKey, public_key
 from hive.adapters.record import VERIFIED, AdapterFile, AdapterRecord
 from hive.adapters.source import SIGNATURE, AdapterSource, opened
-from hive.cli.adapters.place import AdapterPlace, Keys, place_of
+from hive.cli.adapters.place import OfflineAdapters, Keys, place_of
 from hive.cli.call import Answer, CommandCall, StateDir
 from hive.cli.op_options import read
 from hive.cli.text import fields, one_line, size
@@ -102,7 +102,7 @@ def _of_path(path: Path, keys: KnownKeys) -> Answer:
     return {"path": str(path), "name": found.name, **about, "signature": VERIFIED, "key_id": signed.key_id}
 
 
-def _of_installed(name: str, place: AdapterPlace) -> Answer:
+def _of_installed(name: str, place: OfflineAdapters) -> Answer:
     record: AdapterRecord = place.adapters.find(name)
     place.adapters.check(record)
     place.keys.check(record, place.policy)
