@@ -1,1 +1,2 @@
-"""The commands of `hive adapter`: one file per subject. Those that need no daemon are in signing.py and trust.py, those about it in orders.py."""
+"""The commands of `hive adapter`: one file per subject. Those that need no daemon are in signing.py and trust.py; orders.py
+asks it."""

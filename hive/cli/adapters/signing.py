@@ -14,7 +14,7 @@ from hive.adapters.install import chosen, look_at
 from hive.adapters.keys import PEM_MAX_BYTES, EcPublicKey, EcSecretKey, KnownKeys, OneKey, public_key
 from hive.adapters.record import VERIFIED, AdapterFile, AdapterRecord
 from hive.adapters.source import SIGNATURE, AdapterSource, opened
-from hive.cli.adapters.place import OfflineAdapters, Keys, place_of
+from hive.cli.adapters.place import Keys, OfflineAdapters, place_of
 from hive.cli.call import Answer, CommandCall, StateDir
 from hive.cli.op_options import read
 from hive.cli.text import fields, one_line, size
