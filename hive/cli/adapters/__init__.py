@@ -1,2 +1,1 @@
-"""The commands of `hive adapter`: one file per subject. Those that need no daemon are in signing.py and trust.py; orders.py
-asks it."""
+"""The commands of `hive adapter`: one file per subject. Those in signing.py and trust.py need no daemon."""
