@@ -1,15 +1,15 @@
-"""Adapters that come and go on a real server: no request fails, none is given another one's word, and a load is soon done.
+"""Adapters that come and go on a real server: no request fails, none is given another's word, a load is soon done.
 
     python benchmarks/adapters.py [--short] [--requests N] [--only churn|load|show] [--server llama|vllm] [--minutes N]
 
 `churn`: 10,000 requests (1,000 with `--short`) by six agents for four names, while 20 further adapters are brought,
-signed, verified, loaded and put in the place of earlier ones. `load`: an adapter of 320 MB, as one of rank 64 for a model
-of 7B has it, is opened, copied, hashed and verified, and the tiny model's own one is loaded until it answers; both
-together are to take 5 s at most. `show`: two tenants with an adapter each on one base, 30 agents that ask without a
-pause, and every 10 s another build in the place of one, for ten minutes.
+signed, verified, loaded and put in the place of earlier ones. `load`: an adapter of 320 MB, as one of rank 64 for a
+model of 7B has it, is opened, copied, hashed and verified, and the tiny model's own one is loaded until it answers;
+both together are to take 5 s at most. `show`: two tenants with an adapter each on one base, 30 agents that ask without
+a pause, and every 10 s another build in the place of one, for ten minutes.
 
-Each adapter answers one word, whatever it is asked (tests/tools/make_adapters.py), so an answer of another's is seen. The
-models are the tests' tiny ones: what is measured is the way there, not the engine.
+Each adapter answers one word, whatever it is asked (tests/tools/make_adapters.py), so an answer of another's is seen.
+The models are the tests' tiny ones: what is measured is the way there, not the engine.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def large_load() -> bool:
         ready_s = one.load_s[-1]
     is_kept = large_s + ready_s <= PROMISED_S
     print(
-        f"load: {record.bytes >> 20} MiB opened, copied, hashed, verified and installed in {large_s:.2f} s, the tiny one "
-        f"loaded in {ready_s:.2f} s: {large_s + ready_s:.2f} s of {PROMISED_S:g} s{'' if is_kept else ': TOO LONG'}"
+        f"load: {record.bytes >> 20} MiB opened, copied, hashed, verified and installed in {large_s:.2f} s, the tiny "
+        f"one loaded in {ready_s:.2f} s: {large_s + ready_s:.2f} s of {PROMISED_S:g} s{'' if is_kept else ': TOO LONG'}"
     )
     return is_kept
 
