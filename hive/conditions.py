@@ -384,7 +384,7 @@ TABLE: dict[str, Row] = {
         "{sudo}mkdir -p {path:quote}  # or another [adapters] dir",
     ),
     "adapters_dir_open": _warning(
-        "every user may write to {path}, from where adapters are brought: their signatures alone protect what is loaded",
+        "every user may write to {path}, from where adapters are brought: only their signatures protect it",
         "{sudo}chmod o-w {path:quote}",
     ),
     "adapters_unsigned": _warning(

@@ -128,6 +128,7 @@ class AdapterMismatch(BadRequest):
     """The adapter does not go with that model here."""
 
     code = "adapter_mismatch"
+    hint = "--base names the model that it was made for, as hive model list shows it"
 
 
 class PreviousNotFound(BadRequest):

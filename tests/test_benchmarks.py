@@ -1,5 +1,5 @@
-"""What each benchmark imports of Hive is there: they run in CI only after everything else, and some imports stand in
-functions that come last."""
+"""Imports of Hive by each benchmark lead somewhere: they run in CI only after everything else, and some imports stand
+in functions that come last."""
 
 from __future__ import annotations
 

@@ -86,6 +86,10 @@ ALLOWED: dict[str, set[str]] = {
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
     "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
+    **dict.fromkeys(
+        ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),
+        LEAVES | {"client", "cli", "adapters", "host.files"},  # they sign, verify and trust without a daemon
+    ),
     "cli.op": LEAVES | {"client", "cli", "governance"},  # it signs and verifies without a daemon
     "cli.op_files": LEAVES | {"cli", "governance"},
     "cli.version": LEAVES | {"cli", "host.program"},  # so is git, which is asked in a clone
@@ -119,6 +123,7 @@ STARTERS = {
     "cli.backup",
     "cli.config",
     "cli.pool_import",
+    "cli.adapters.place",
 }
 """The modules that may import composition roots, inside a function: nothing else pays for them at start."""
 

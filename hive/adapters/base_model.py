@@ -40,11 +40,15 @@ def check_base(base: BaseModel, lora: LoraFile, format: str, told: str = "") -> 
         try:
             architecture, matrices = gguf.read_model(base.path) if is_gguf else ("", peft.read_model(base.path))
         except (OSError, AdapterUnsafe) as error:
-            raise BadRequest(f"the model {base.name} cannot be looked at: {error}") from None
+            raise BadRequest(
+                f"the model {base.name} cannot be looked at: {error}", hint="hive model show tells where its files are"
+            ) from None
         if lora.architecture != architecture:
             raise AdapterMismatch(
                 f"it is for the architecture {lora.architecture[:40]!r}, and {base.name} is {architecture[:40]!r}"
             )
+        if is_gguf and lora.targets.keys().isdisjoint(matrices):
+            raise AdapterMismatch(f"it is not for {base.name}: the model has none of its matrices")
         if why := why_not_of(lora.targets, matrices):
             raise AdapterMismatch(f"it is not for {base.name}: {why}")
         if is_gguf or not lora.targets.keys().isdisjoint(matrices):
@@ -54,8 +58,8 @@ def check_base(base: BaseModel, lora: LoraFile, format: str, told: str = "") -> 
 
 
 def why_not_of(targets: Mapping[str, Matrix], matrices: Mapping[str, Matrix]) -> str:
-    """Why these changes are not of a model with these matrices; empty where they are, or where that is not known: the
-    matrices of a quantized safetensors model have other names.
+    """The reason why these changes are not of a model with these matrices; empty where they are, or where that is not
+    known: the matrices of a quantized safetensors model have other names.
 
     >>> why_not_of({"q": Matrix(64, 64)}, {"q": Matrix(64, 32)})
     'q is 64×64 there and 64×32 in the model'

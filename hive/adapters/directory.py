@@ -7,6 +7,7 @@ killed in between leaves only what `tidy` takes away. Nothing there is ever chan
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -26,7 +27,7 @@ from hive.host.files import sync, translated, write_whole
 RECORD = "hive-adapter.json"
 RECORD_MAX_BYTES = 4 * 1024 * 1024
 BESIDE = ".new"
-"""Where adapters are made, and where they are deleted; no adapter has such a name."""
+"""The directory in which adapters are made and deleted; no adapter has such a name."""
 READABLE = 0o755
 """Inference servers are other users."""
 RECORD_MODE = 0o444
@@ -74,7 +75,7 @@ class AdapterDirectory:
         return found[0]
 
     def path(self, record: AdapterRecord) -> Path:
-        """What an inference server is given: the GGUF file, or the directory. While it is there it never changes."""
+        """The path that an inference server is given: the GGUF file, or the directory. Nothing there ever changes."""
         place = self.place(record)
         return place / record.files[0].path if record.format == GGUF else place
 
@@ -140,7 +141,7 @@ class AdapterDirectory:
         """
         place = self.place(record)
         content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-        with translated(place):
+        with translated(place), self._alone():
             if self._record(record.name, record.digest) is not None:
                 write_whole(place / RECORD, content, mode=RECORD_MODE)
                 return
@@ -156,7 +157,9 @@ class AdapterDirectory:
     def remove(self, record: AdapterRecord) -> None:
         """Removes an adapter; nothing is done where it is gone. Raises NotPermitted, StoreFull."""
         place = self.place(record)
-        with translated(place):
+        if not place.parent.exists():
+            return
+        with translated(place), self._alone():
             self._discard(place)
             with contextlib.suppress(OSError):  # others of its name are there
                 place.parent.rmdir()
@@ -175,6 +178,16 @@ class AdapterDirectory:
                 with contextlib.suppress(OSError):
                     (self.root / name).rmdir()
         return [f"{name}@{digest}" for name, digest in left]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps others from putting and removing meanwhile; they wait. Raises OSError."""
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def _discard(self, place: Path) -> None:
         """Renames a directory away, then deletes it: at no moment is half of it there. Raises OSError."""

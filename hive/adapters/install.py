@@ -38,7 +38,7 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 class AdapterWeights(NamedTuple):
-    """What the installed files of one adapter say."""
+    """Facts that the files of one adapter say of it. `base`: as its maker names it, empty where he does not."""
 
     format: str
     rank: int
@@ -99,8 +99,8 @@ def install(
 
 
 def _signed(found: AdapterSource, policy: str, keys: TrustedKeys) -> SignedFiles | None:
-    """What its signature says; None where there is none, or nobody asks. A wrong signature is never passed over, nor
-    one of a revoked key."""
+    """The files that its signature names; None where there is none, or nobody asks. A wrong signature is never passed
+    over, nor one of a revoked key."""
     if policy == OFF:
         return None
     bundle = found.signature(BUNDLE_MAX_BYTES)

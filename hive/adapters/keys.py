@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hive.adapters.record import VERIFIED, AdapterRecord
 from hive.errors import BadRequest, ConfigError, KeyRevoked, NotFound, SignatureUnverifiable, UsageError, WrongState
@@ -30,6 +30,7 @@ PEM_MAX_BYTES = 64 * 1024
 _ID = re.compile(r"[0-9a-f]{64}")
 _SHORT_ID = re.compile(r"[0-9a-f]{6,64}")
 _NO_KEY = "expected a public key on P-256, P-384 or P-521 in PEM, or a certificate with one"
+_READABLE = "it has to be readable for the daemon: chmod a+rx"
 _MAKES_ONE = "openssl ecparam -name prime256v1 -genkey -noout -out adapter.key makes a secret key"
 
 
@@ -132,6 +133,38 @@ def public_key_of_certificate(der: bytes) -> EcPublicKey:
     return EcPublicKey(key)
 
 
+class KnownKeys(Protocol):
+    """An answer to the question which keys count."""
+
+    def refuse_revoked(self, key_id: str) -> None:
+        """Raises KeyRevoked."""
+
+    def find(self, key_id: str) -> EcPublicKey | None:
+        """The key, where it counts now. Raises ConfigError where it is not to be believed."""
+
+    def trusted(self) -> list[EcPublicKey]:
+        """All that count now. Raises ConfigError."""
+
+
+class OneKey:
+    """Only this one counts, and nothing revokes it."""
+
+    def __init__(self, key: EcPublicKey) -> None:
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"<OneKey {self._key.id}>"
+
+    def refuse_revoked(self, key_id: str) -> None:
+        """Nothing is revoked."""
+
+    def find(self, key_id: str) -> EcPublicKey | None:
+        return self._key if key_id == self._key.id else None
+
+    def trusted(self) -> list[EcPublicKey]:
+        return [self._key]
+
+
 class KeyOnFile(NamedTuple):
     """One key of the directory. `state`: trusted or revoked."""
 
@@ -157,7 +190,7 @@ class TrustedKeys:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}", hint=_READABLE) from None
         found: dict[str, str] = {}
         for name in names:
             stem, _, end = name.rpartition(".")
@@ -188,7 +221,14 @@ class TrustedKeys:
         return [key for key in found if key is not None]
 
     def is_revoked(self, key_id: str) -> bool:
-        return os.path.lexists(self.keys_dir / f"{key_id}.{REVOKED}")
+        """Whether it was. Raises ConfigError where nobody may look: then nobody knows."""
+        try:
+            os.lstat(self.keys_dir / f"{key_id}.{REVOKED}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.keys_dir}: {error.strerror}", hint=_READABLE) from None
+        return True
 
     def refuse_revoked(self, key_id: str) -> None:
         """Raises KeyRevoked."""

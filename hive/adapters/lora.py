@@ -1,4 +1,4 @@
-"""What a file of an adapter says of itself: its rank, and the matrices of the model that it changes. Pure."""
+"""The rank of an adapter, and the matrices of the model that it changes, as its files say them. Pure."""
 
 from __future__ import annotations
 

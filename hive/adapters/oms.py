@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hive.adapters.keys import EcPublicKey, EcSecretKey, TrustedKeys, public_key_of_certificate
+from hive.adapters.keys import EcPublicKey, EcSecretKey, KnownKeys, public_key_of_certificate
 from hive.errors import BadRequest, SignatureInvalid, SignatureMismatch, SignatureUnverifiable
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -98,7 +98,7 @@ class _Statement(msgspec.Struct, rename={"type_": "_type", "predicate_type": "pr
 
 
 class SignedFiles(NamedTuple):
-    """What a trusted key has signed: SHA-256 by path, and the paths of which it says nothing. `key_id`: that key."""
+    """Files that a trusted key has signed: SHA-256 by path. `ignored`: paths of which it says nothing."""
 
     key_id: str
     digests: dict[str, str]
@@ -130,7 +130,7 @@ def is_below(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
-def verify(bundle: bytes, digests: Mapping[str, str], keys: TrustedKeys) -> str:
+def verify(bundle: bytes, digests: Mapping[str, str], keys: KnownKeys) -> str:
     """The id of the trusted key that signed exactly these files. `digests`: SHA-256 by path.
 
     Raises SignatureUnverifiable, SignatureInvalid, SignatureMismatch; ConfigError where a key is not to be believed.
@@ -140,8 +140,8 @@ def verify(bundle: bytes, digests: Mapping[str, str], keys: TrustedKeys) -> str:
     return signed.key_id
 
 
-def read_signed(data: bytes, keys: TrustedKeys) -> SignedFiles:
-    """What a trusted key says in this signature. Raises as `verify` does."""
+def read_signed(data: bytes, keys: KnownKeys) -> SignedFiles:
+    """The files that a trusted key has signed with this. Raises as `verify` does."""
     if len(data) > BUNDLE_MAX_BYTES:
         raise SignatureInvalid(f"a signature of more than {BUNDLE_MAX_BYTES} bytes")
     bundle = _decoded(data, _Bundle, "the signature")
@@ -158,7 +158,7 @@ def read_signed(data: bytes, keys: TrustedKeys) -> SignedFiles:
     return SignedFiles(signer.id, *_files(payload))
 
 
-def _signer(material: _Material, keys: TrustedKeys, signature: bytes, message: bytes) -> EcPublicKey:
+def _signer(material: _Material, keys: KnownKeys, signature: bytes, message: bytes) -> EcPublicKey:
     """The trusted key that made the signature. Raises SignatureUnverifiable, SignatureInvalid, ConfigError."""
     key_id = _named(material)
     keys.refuse_revoked(key_id)
@@ -189,7 +189,7 @@ def _named(material: _Material) -> str:
 
 
 def _files(payload: bytes) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What a payload, whose signature was verified, says of which files, and which it leaves out."""
+    """SHA-256 by path in a payload whose signature was verified, and the paths that it leaves out."""
     statement = _decoded(payload, _Statement, "what was signed")
     if (statement.type_, statement.predicate_type) != (STATEMENT, PREDICATE):
         raise SignatureUnverifiable(f"what was signed is {statement.predicate_type[:80]!r}", hint=_WITH_FILES)

@@ -21,7 +21,7 @@ _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embeddi
 
 
 class PeftConfig(msgspec.Struct):
-    """What is read of adapter_config.json."""
+    """The part of adapter_config.json that is read."""
 
     r: int
     peft_type: str = "LORA"
@@ -91,8 +91,8 @@ def read_header(path: Path) -> dict[str, TensorInHeader]:
             raise AdapterUnsafe(f"a header of {length} bytes in a file of {size}: that is no safetensors file")
         data = file.read(length)
     try:
-        header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
+        header = msgspec.json.decode(data.decode(), type=dict[str, msgspec.Raw])
+        msgspec.json.decode(header.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
         tensors = {name: msgspec.json.decode(raw, type=TensorInHeader) for name, raw in header.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterUnsafe(f"its header is no safetensors header: {error}") from None

@@ -78,7 +78,7 @@ def check_name(name: str) -> str:
 
 
 def why_no_record(record: AdapterRecord, *, name: str, digest: str) -> str:
-    """Why a record is none of the directory `name`/`digest`; empty where it is.
+    """The reason why a record is none of the directory `name`/`digest`; empty where it is.
 
     >>> file = AdapterFile("a.gguf", 1, "00")
     >>> told = AdapterRecord(name="a", digest=digest_of([file]), base="m", format="gguf", rank=8, bytes=1,

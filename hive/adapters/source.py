@@ -56,7 +56,7 @@ class AdapterSource:
         return ONE_FILE if self.is_file else path
 
     def signature(self, most: int) -> bytes | None:
-        """What lies where the signature belongs; None where nothing does. Raises AdapterUnsafe, NotPermitted."""
+        """The bytes in the place of the signature; None where there are none. Raises AdapterUnsafe, NotPermitted."""
         path = f"{self.name}.sig" if self.is_file else SIGNATURE
         with _told(self.place / path):
             try:
@@ -133,13 +133,14 @@ def _parts(source: Path, beneath: Path) -> list[str]:
     (['a', 'b'], ['a'])
     >>> _parts(Path("/srv/../etc"), Path("/srv"))
     Traceback (most recent call last):
-    hive.errors.AdapterUnsafe: /srv/../etc is not below /srv
+    hive.errors.AdapterUnsafe: '/srv/../etc' is not below /srv
     """
     whole = beneath / source
     parts = list(whole.relative_to(beneath).parts) if whole.is_relative_to(beneath) else []
-    if not parts or ".." in parts:
+    if not parts or ".." in parts or "\0" in str(source):
         raise AdapterUnsafe(
-            f"{source} is not below {beneath}", hint="copy it there: [adapters] dir is the one place they come from"
+            f"{str(source)!r} is not below {beneath}",
+            hint="copy it there: [adapters] dir is the one place they come from",
         )
     return parts
 

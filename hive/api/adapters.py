@@ -240,7 +240,7 @@ class AdapterApi:
         return as_json(await self._services.adapters.keys())
 
     async def trust(self, request: Request) -> Response:
-        """What it has signed may be installed and loaded from now on. Where the keys are root's, 403:
+        """From now on adapters that it has signed may be installed and loaded. Where the keys are root's, 403:
         `hive adapter trust` does it then."""
         order = body_of(request, KeyOrder)
         note(request, key=order.keyId)

@@ -264,7 +264,10 @@ def order_of(operation: Operation, file: Path) -> tuple[str, str, dict[str, Any]
         case "adapter-remove":
             return "DELETE", adapter, None, _only(params, "digest")
         case "adapter-trust":
-            raise UsageError(f"who has the key trusts it: hive adapter trust KEY.pem --op-token {file}")
+            raise UsageError(
+                "the key itself is sent with it: POST /api/adapters/keys",
+                hint="docs/adapters.md; where the keys are root's, root trusts it: hive adapter trust FILE",
+            )
         case "lease-end":
             return "DELETE", f"/api/leases/{quote(str(params.get('id')), safe='')}", None, {"end": 1}
         case "lease-run" | "lease-take":

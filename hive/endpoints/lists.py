@@ -45,8 +45,8 @@ class OwnAnswer(NamedTuple):
 
 class _Row(msgspec.Struct):
     """A model as OpenAI's API lists it, and as Anthropic's does. `created` and `created_at` are one time: in Unix
-    seconds, and as RFC 3339 has it. `max_model_len`, `parent` (of an adapter) and `meta`: vLLM's and llama-server's names
-    for what they tell."""
+    seconds, and as RFC 3339 has it. `max_model_len`, `parent` (of an adapter) and `meta`: vLLM's and llama-server's
+    names for what they tell."""
 
     id: str
     created: int

@@ -77,7 +77,7 @@ Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class AdapterWish(NamedTuple):
-    """What is to be brought: a path in the directory of adapters, the model it is for, what it shall be called."""
+    """An adapter that is to be brought: a path in the directory of adapters, its model, the name it shall have."""
 
     path: str
     base: str
@@ -134,7 +134,7 @@ class AdapterOrders:
         self._audit_log = audit_log
         self._counts = AdapterCounts()
         self._going: dict[str, _AdapterWork] = {}
-        """What is under way, by the adapter's name."""
+        """The jobs that are under way, by the adapter's name."""
         self._is_leaving = False
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class AdapterOrders:
         return AdapterFacts(records, self._served.loaded(), self.registry.rows(), why_not)
 
     def _look(self) -> tuple[list[AdapterRecord], dict[str, str]]:
-        """What is installed, and of what would not be loaded now the reason, by digest. Reads the disk."""
+        """Reads what is installed, and of what would not be loaded now the reason, by digest."""
         records, keys, policy = self._directory.records(), self._keys(), self._settings().signatures
         why_not: dict[str, str] = {}
         for record in records:
@@ -201,8 +201,8 @@ class AdapterOrders:
         return {key.id for key in found if key.state == REVOKED}
 
     async def load_status(self, name: str) -> AdapterLoadStatus:
-        """How the last order to load it is; also of one that an earlier daemon was given. Raises AdapterNotFound where
-        there is no such adapter, nor ever was an order."""
+        """The state of the last order to load it; also of one that an earlier daemon was given. Raises AdapterNotFound
+        where there is no such adapter, nor ever was an order."""
         job: StoredJob | None = await self._database.read(lambda conn: store.last_about(conn, LOAD, name))
         if job is None:
             await self._record(name)
@@ -577,7 +577,7 @@ class AdapterOrders:
 
 
 def _name_of(path: str) -> str:
-    """What an adapter is called by its path.
+    """The name of an adapter by its path.
 
     >>> _name_of("legal/v2.gguf"), _name_of("legal/v2/"), _name_of("tone-v1.2")
     ('v2', 'v2', 'tone-v1.2')

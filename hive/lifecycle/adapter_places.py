@@ -112,7 +112,7 @@ class SharedAdapters:
         self._there: dict[str, set[str]] = {}
         """By slot: the engine names that its server of now has."""
         self.errors: dict[str, str] = {}
-        """Why an adapter could not be loaded again after its server started anew, by engine name."""
+        """Reasons that an adapter could not be loaded again after its server started anew, by engine name."""
 
     def __repr__(self) -> str:
         return f"<SharedAdapters {self._there}>"

@@ -66,13 +66,13 @@ class AdapterRegistry:
         return RegistryChange(puts=(row,), actor=actor)
 
     def reached(self, row: StoredDeployment, state: DeploymentState, last_error: str = "") -> RegistryChange:
-        """That order came so far; nothing where another one came since."""
+        """The order came so far; nothing where another one came since."""
         if not self._is_current(row):
             return NOTHING_RECORDED
         return RegistryChange(moves=(msgspec.structs.replace(row, state=state, last_error=last_error),))
 
     def failed(self, row: StoredDeployment, before: StoredDeployment | None, why: str) -> RegistryChange:
-        """That order has failed; `before`: what is served on, and so is on record again."""
+        """The order has failed; `before`: what is served on, and so is on record again."""
         if before is None:
             return self.reached(row, DeploymentState.FAILED, why)
         return RegistryChange(puts=(before,)) if self._is_current(row) else NOTHING_RECORDED

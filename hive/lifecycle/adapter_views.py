@@ -113,7 +113,7 @@ def view_of(facts: AdapterFacts, name: str, path_of: Callable[[AdapterRecord], s
 
 
 def status_of(name: str, job: StoredJob | None, loaded: LoadedAdapter | None) -> AdapterLoadStatus:
-    """How an order to load it is; `job` None: there was none. What was done, and is served no more, is unloaded.
+    """The state of an order to load it; `job` None: there was none. What was done, and is served no more, is unloaded.
 
     >>> job = StoredJob(id="j", kind="adapter.load", state=JobState.DONE, plan={"digest": "d"}, actor="a",
     ...                 result={"took_s": 0.5}, created_at=1.0, updated_at=2.0)

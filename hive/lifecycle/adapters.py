@@ -124,7 +124,7 @@ class Adapters:
         return [self._view(row) for _, row in sorted(self._rows.items())]
 
     def routes(self) -> list[AdapterRoute]:
-        """What answers to the name of each adapter that is loaded or installed."""
+        """The answers to the name of each adapter that is loaded or installed."""
         installed = {name: record.base for (name, _), record in self._records.items()}
         found = [self._route(row) for row in self._rows.values()]
         found += [self._unloaded(name, base) for name, base in installed.items() if name not in self._rows]
@@ -395,7 +395,7 @@ class Adapters:
         return self._own if place.is_own else self._shared
 
     def _placed(self, row: StoredAdapter) -> AdapterPlace | None:
-        """Where a loaded one is; None where its base is not there any more."""
+        """The place of a loaded one; None where its base is not there any more."""
         engine = f"{row.name}@{row.digest[:SHORT_DIGEST]}"
         slot = self._pool_slot(row.base)
         if slot is not None and slot.entry.kind == BackendKind.LLAMA:
@@ -411,7 +411,7 @@ class Adapters:
         self._place(record)
 
     def _place(self, record: AdapterRecord) -> AdapterPlace:
-        """Where a new one is to be loaded. Raises ModelNotFound, NotSupported, AdapterMismatch."""
+        """The place where a new one is to be loaded. Raises ModelNotFound, NotSupported, AdapterMismatch."""
         slot = self._pool_slot(record.base)
         if slot is None:
             return self._place_at_active(record)

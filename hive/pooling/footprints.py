@@ -243,7 +243,7 @@ class Footprints:
 
 
 def adapters_in(entry: ModelEntry) -> tuple[str, ...]:
-    """What a footprint depends on of its adapters: the weights of the one it starts with, or the room for several."""
+    """The adapters that a footprint depends on: the weights of the one it starts with, or the room for several."""
     if entry.adapter is not None:
         return (entry.adapter.digest,)
     return (f"{entry.row.adapters} slots",) if entry.row.adapters else ()

@@ -51,7 +51,7 @@ class AdapterTable:
         return route.instead
 
     def told(self, asked: str, served: str) -> str:
-        """What answers, for the header that says so: the name with the digest, or the model that stands in; empty where
+        """The answerer, for the header that says so: the name with the digest, or the model that stands in; empty where
         no adapter was asked for."""
         if engine := self.engines.get(served):
             return engine

@@ -10,7 +10,6 @@ from msgspec import Meta
 from hive.domain import DeploymentState
 from hive.shapes.system import Bytes, JobError, UnixSeconds
 
-
 AdapterState = Annotated[
     Literal["installed", "loading", "loaded", "unloading", "absent", "failed"],
     Meta(
@@ -87,8 +86,8 @@ class AdapterView(ListedAdapter):
 
 
 class AdapterLoadStatus(TypedDict):
-    """How the last order to load an adapter is. `serving`: the digest that answers for its name now, which may be that
-    of an earlier order; empty for none."""
+    """State of the last order to load an adapter. `serving`: the digest that answers for its name now, which may be
+    that of an earlier order; empty for none."""
 
     name: str
     state: Annotated[
@@ -104,7 +103,7 @@ class AdapterLoadStatus(TypedDict):
 
 
 class AdapterRemoved(TypedDict):
-    """What was removed of an adapter: these builds."""
+    """The builds of an adapter that were removed."""
 
     name: str
     digests: list[str]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +99,13 @@ def gguf_adapter(path: Path, rank: int = 8, *, architecture: str = "llama", kind
     return path
 
 
-def gguf_base(path: Path, *, architecture: str = "llama", inputs: int = INPUTS) -> BaseModel:
+def gguf_base(
+    path: Path, *, architecture: str = "llama", inputs: int = INPUTS, block: int = 0, embedding: str = "token_embd"
+) -> BaseModel:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_array("tokenizer.ggml.tokens", ["a", "bc", ""])
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((OUTPUTS, inputs), dtype=np.float32))
-    writer.add_tensor("token_embd.weight", np.zeros((100, inputs), dtype=np.float16))
+    writer.add_tensor(f"blk.{block}.attn_q.weight", np.zeros((OUTPUTS, inputs), dtype=np.float32))
+    writer.add_tensor(f"{embedding}.weight", np.zeros((100, inputs), dtype=np.float16))
     _write(writer)
     return BaseModel(BASE, path)
 
@@ -121,6 +128,23 @@ def sign(directory: Path, key: EcSecretKey) -> Path:
         digests = {path: found.copy(path, None, lambda _: None).sha256 for path in found.files}
     (directory / "model.sig").write_bytes(oms.sign(digests, key, subject=directory.name, ignored=["model.sig"]))
     return directory
+
+
+def model_signing(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The reference implementation, as a person runs it."""
+    return subprocess.run([sys.executable, "-m", "model_signing", *map(str, words)], capture_output=True, text=True)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 class Box:

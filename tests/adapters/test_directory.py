@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,36 @@ def test_kill_9_at_every_step_of_a_removal_leaves_all_of_it_or_nothing(box: Box)
             break
     assert seen == {0, 1}
     assert not box.there()
+
+
+def test_of_installs_of_the_same_at_once_none_takes_away_what_another_has_put(box: Box) -> None:
+    """The second one found nothing, removed what the first had put meanwhile, and put its own."""
+    source, other = box.signed(), box.signed("other", fill=2)
+    record = box.install(source, name="x")
+    gone, is_done = [], threading.Event()
+
+    def watch() -> None:
+        while not is_done.is_set():
+            if record.digest not in {one.digest for one in box.adapters.records()}:
+                gone.append(1)
+
+    def act(number: int) -> None:
+        if number % 3:
+            box.install(source, name="x")
+        else:
+            box.adapters.remove(box.install(other, name="x"))
+
+    watcher = threading.Thread(target=watch)
+    threads = [threading.Thread(target=act, args=(number,)) for number in range(12)]
+    for thread in (watcher, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_done.set()
+    watcher.join()
+    assert not gone
+    assert whole(box.adapters)
+    assert not leftovers(box.adapters)
 
 
 @pytest.mark.parametrize("what", ["no record", "cut record", "another's record", "file short", "file gone"])

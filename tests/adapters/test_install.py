@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,17 @@ from hive.errors import (
     TooLarge,
     WrongState,
 )
-from tests.adapters.lora_files import BASE, Box, gguf_adapter, gguf_base, new_key, peft_adapter, peft_base, sign
+from tests.adapters.lora_files import (
+    BASE,
+    Box,
+    as_nobody,
+    gguf_adapter,
+    gguf_base,
+    new_key,
+    peft_adapter,
+    peft_base,
+    sign,
+)
 
 
 def test_a_signed_adapter_is_installed_with_the_name_of_its_directory(box: Box) -> None:
@@ -87,7 +96,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_read(box: Box, name: 
 # Where it comes from -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["../keys", "/etc", "legal/../../keys", ".", "/"])
+@pytest.mark.parametrize("source", ["../keys", "/etc", "legal/../../keys", ".", "/", "legal\0"])
 def test_what_is_not_below_the_directory_is_not_opened(box: Box, source: str) -> None:
     box.signed()
     with pytest.raises(AdapterUnsafe, match="not below"):
@@ -135,15 +144,16 @@ def test_a_link_of_proc_is_a_link_too(box: Box) -> None:
 
 
 @pytest.mark.parametrize("what", ["pipe", "socket", "device"])
-def test_what_is_no_file_is_refused_and_not_waited_for(box: Box, what: str) -> None:
+def test_what_is_no_file_is_refused_and_not_waited_for(box: Box, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = box.signed()
+    monkeypatch.chdir(source)  # the path of a socket has 107 bytes at most
     path = source / "adapter_model.safetensors"
     path.unlink()
     if what == "pipe":
         os.mkfifo(path)
     elif what == "socket":
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
+            listener.bind(path.name)
     else:
         if os.geteuid() != 0:
             pytest.skip("only root makes devices")
@@ -192,18 +202,6 @@ def test_what_the_daemon_may_not_read_is_said(box: Box) -> None:
     (source / "adapter_model.safetensors").chmod(0)
     with opened(source, beneath=box.beneath) as found, as_nobody(), pytest.raises(NotPermitted, match="may not read"):
         found.copy("adapter_model.safetensors", None, lambda _: None)
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may read everything."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 # What is in it -----------------------------------------------------------------------------------------------------
@@ -349,7 +347,7 @@ def swapping(source: Path, when: int) -> Progress:
 
 @pytest.mark.parametrize("when", [1, 2, 3])
 def test_a_file_swapped_between_signature_hash_and_load_is_never_what_is_loaded(box: Box, when: int) -> None:
-    """Whatever is installed has the bytes that were hashed: before its turn it is refused, after it too late."""
+    """The bytes that were hashed are those that are installed: before its turn it is refused, after it too late."""
     source = box.signed()
     signed = (source / "adapter_model.safetensors").read_bytes()
     try:
@@ -420,6 +418,14 @@ def test_a_gguf_adapter_has_to_be_of_its_bases_architecture_and_shapes(box: Box,
         box.install(source, policy="off", base=gguf_base(tmp_path / "q.gguf", architecture="qwen2"))
     with pytest.raises(AdapterMismatch, match=r"attn_q\.weight is 64×32 there and 32×32"):
         box.install(source, policy="off", base=gguf_base(tmp_path / "n.gguf", inputs=32))
+
+
+def test_a_gguf_adapter_of_matrices_that_the_base_has_not_is_none_of_it(box: Box, tmp_path: Path) -> None:
+    source, base = gguf_adapter(box.beneath / "legal.gguf"), gguf_base(tmp_path / "base.gguf", block=1)
+    with pytest.raises(AdapterMismatch, match=r"the model has no blk\.0\.attn_q\.weight"):
+        box.install(source, policy="off", base=base)
+    with pytest.raises(AdapterMismatch, match="has none of its matrices"):
+        box.install(source, policy="off", base=gguf_base(tmp_path / "other.gguf", block=1, embedding="x"))
 
 
 def test_the_two_formats_do_not_go_with_each_others_models(box: Box, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from hive.adapters.keys import EcSecretKey, KeyOnFile, TrustedKeys, public_key
 from hive.errors import BadRequest, ConfigError, KeyRevoked, NotFound, UsageError, WrongState
-from tests.adapters.lora_files import new_key, secret_pem
+from tests.adapters.lora_files import as_nobody, new_key, secret_pem
 
 
 @pytest.fixture
@@ -136,6 +136,17 @@ def test_a_key_that_others_could_have_written_is_not_believed(keys: TrustedKeys)
     path.chmod(0o644)
     keys.keys_dir.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
+        keys.find(key.id)
+
+
+def test_where_nobody_may_look_nothing_counts_as_not_revoked(keys: TrustedKeys) -> None:
+    """A directory that the daemon could not enter had no revoked keys in it."""
+    key = keys.trust(new_key().public.pem)
+    keys.revoke(key.id)
+    keys.keys_dir.chmod(0)
+    with as_nobody(), pytest.raises(ConfigError, match="cannot read"):
+        keys.refuse_revoked(key.id)
+    with as_nobody(), pytest.raises(ConfigError, match="cannot read"):
         keys.find(key.id)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,9 @@ from hive.adapters import oms
 from hive.adapters.keys import EcSecretKey
 from hive.adapters.source import opened
 from hive.errors import ConfigError, KeyRevoked, SignatureInvalid, SignatureMismatch, SignatureUnverifiable
-from tests.adapters.lora_files import Box, gguf_adapter, new_key, peft_adapter, secret_pem, sign
+from tests.adapters.lora_files import Box, gguf_adapter, model_signing, new_key, peft_adapter, secret_pem, sign
 
 DIGESTS = {"a": "11" * 32, "b/c": "22" * 32}
-
-
-def model_signing(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The reference implementation, as a person runs it."""
-    return subprocess.run([sys.executable, "-m", "model_signing", *map(str, words)], capture_output=True, text=True)
 
 
 def signed_by_tool(box: Box, source: Path, to: Path, curve: ec.EllipticCurve, *options: str) -> EcSecretKey:
@@ -53,23 +47,30 @@ def test_what_model_signing_signs_is_installed(box: Box, curve: ec.EllipticCurve
     assert box.install(source).key_id == key.public.id
 
 
-@pytest.mark.parametrize("change", ["tampered", "extra", "missing"])
-def test_what_model_signing_refuses_is_refused(box: Box, change: str) -> None:
+def test_what_model_signing_refuses_is_refused(box: Box) -> None:
     source = peft_adapter(box.beneath / "legal")
     key = signed_by_tool(box, source, source / "model.sig", ec.SECP256R1())
     box.keys.trust(key.public.pem)
-    (box.beneath.parent / "public.pem").write_bytes(key.public.pem)
-    if change == "missing":
-        (source / "README.md").unlink()
-    else:
-        (source / ("README.md" if change == "tampered" else "more")).write_text("x")
-    verify = ("verify", "key", source, "--signature", source / "model.sig", "--public_key")
-    assert model_signing(*verify, box.beneath.parent / "public.pem").returncode != 0
-    with pytest.raises(SignatureMismatch):
-        box.install(source)
+    public, readme = box.beneath.parent / "public.pem", source / "README.md"
+    public.write_bytes(key.public.pem)
+
+    def refused() -> None:
+        verify = ("verify", "key", source, "--signature", source / "model.sig", "--public_key", public)
+        assert model_signing(*verify).returncode != 0
+        with pytest.raises(SignatureMismatch):
+            box.install(source)
+
+    content = readme.read_text()
+    readme.write_text("tampered")
+    refused()
+    readme.unlink()
+    refused()
+    readme.write_text(content)
+    (source / "extra").write_text("x")
+    refused()
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1()])
 def test_model_signing_takes_what_hive_signs(box: Box, curve: ec.EllipticCurve) -> None:
     key = new_key(curve)
     source = sign(peft_adapter(box.beneath / "legal"), key)
@@ -112,8 +113,8 @@ def test_a_certificate_counts_for_its_key(box: Box) -> None:
     source, place = peft_adapter(box.beneath / "legal"), box.beneath.parent
     secret = place / "secret.pem"
     secret.write_bytes(secret_pem())
-    request = ["openssl", "req", "-x509", "-new", "-key", secret, "-subj", "/CN=signer", "-out", place / "cert.pem"]
-    subprocess.run(request, check=True, capture_output=True)
+    request = f"openssl req -x509 -new -key {secret} -subj /CN=signer -out {place}/cert.pem"
+    subprocess.run(request.split(), check=True, capture_output=True)
     words = ("sign", "certificate", source, "--private_key", secret, "--signing_certificate", place / "cert.pem")
     ran = model_signing(*words, "--certificate_chain", place / "cert.pem", "--signature", source / "model.sig")
     assert ran.returncode == 0, ran.stderr

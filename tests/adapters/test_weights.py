@@ -57,6 +57,8 @@ WHOLE: Tensors = {"a": ("F32", [2], bytes(8)), "b": ("F32", [2], bytes(8))}
         (safetensors_of(WHOLE, b={"dtype": "F32"}), "no safetensors header"),
         (safetensors_of(WHOLE, b=entry(8, 16) | {"data_offsets": [8]}), "no safetensors header"),
         (safetensors_of(WHOLE, b=entry(8, 16) | {"data_offsets": [8, 1 << 70]}), "are not those of its shape"),
+        (safetensors_of(WHOLE, __metadata__={"a": 1}), "no safetensors header"),
+        (safetensors_of(WHOLE, __metadata__={"a": "x"}).replace(b'"x"', b'"\xff"'), "no safetensors header"),
         ((100_000).to_bytes(8, "little") + b'{"a":' + b"[" * 99_995, "no safetensors header"),
     ],
 )

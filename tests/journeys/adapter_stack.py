@@ -91,7 +91,7 @@ def unload(hive: Stack, name: str) -> Any:
 
 
 class Answer(NamedTuple):
-    """What came: when it was asked and answered, under which status, its text, and what says that it answered."""
+    """An answer: when it was asked and answered, under which status, its text, and what says that it answered."""
 
     name: str
     asked_at: float

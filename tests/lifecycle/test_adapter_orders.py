@@ -18,8 +18,8 @@ from hive.audit.jobs import Jobs
 from hive.domain import DeploymentState, JobState, ModelInfo
 from hive.errors import (
     AdapterNotFound,
-    BadRequest,
     BackendDown,
+    BadRequest,
     HiveError,
     ModelBusy,
     NotFound,
@@ -40,6 +40,7 @@ from hive.tasks import spawn
 from tests.adapters import lora_files
 from tests.adapters.lora_files import BASE, new_key, peft_adapter, sign
 from tests.approvals import BRING, LOAD_ADAPTER, REMOVE_ADAPTER, TRUST, UNLOAD_ADAPTER
+from tests.control.box import until
 from tests.pooling.pool_world import PlayedAudit
 
 ANN = "uid:7"
@@ -58,7 +59,7 @@ class PlayedEngines:
         self.takes = True
         self.loads: list[str] = []
 
-    def check_place(self, record: AdapterRecord) -> None:  # noqa: ARG002
+    def check_place(self, record: AdapterRecord) -> None:
         if not self.takes:
             raise NotSupported("Ollama takes no adapter")
 
@@ -109,7 +110,7 @@ class PlayedModels:
         names = [ModelInfo(name=BASE), ModelInfo(name="other"), ModelInfo(name="own-lora", parent=BASE)]
         self.catalog = Catalog(names, preferences(aliases=f"short = {BASE}"))
 
-    async def file_of(self, name: str) -> Path | None:  # noqa: ARG002
+    async def file_of(self, name: str) -> Path | None:
         return None
 
 
@@ -358,8 +359,7 @@ async def test_a_key_that_is_put_aside_by_hand_is_noticed(world: AdapterWorld, m
     running = spawn(world.orders.run(), name="orders")
     pem = world.files.keys.keys_dir / f"{world.files.key.public.id}.pem"
     os.rename(pem, pem.with_suffix(".revoked"))
-    while world.engines.loaded() or world.row_state()[0] != "absent":
-        await asyncio.sleep(0.005)
+    await until(lambda: not world.engines.loaded() and world.row_state()[0] == "absent")
     running.cancel()
     assert ("adapter.revoked", "hive") in world.audit.by
 
@@ -417,8 +417,7 @@ async def test_a_daemon_that_is_killed_in_a_load_leaves_a_truthful_record(world:
     world.again()
     await world.jobs.give_up([await world.jobs.get(job.id)])
     running = spawn(world.orders.run(), name="orders")
-    while world.row_state()[0] == "loading":
-        await asyncio.sleep(0.005)
+    await until(lambda: world.row_state()[0] != "loading")
     running.cancel()
     assert world.row_state() == ("failed", "Hive ended before the load did")
     assert (await world.orders.load_status("legal"))["state"] == "failed"

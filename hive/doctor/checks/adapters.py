@@ -70,6 +70,9 @@ def look_at_keys(subject: Subject) -> CheckVerdict:
         return skipped("there is no Hive whose keys could be looked at")
     place = paths.adapter_keys(section.keys_dir)
     place = subject.layout.at(str(place)) if subject.is_appliance and not section.keys_dir else place
+    owners = {0} if subject.is_appliance else {0, os.geteuid()}
+    if others := judge_writers(found(place), owners):
+        return others
     keys = TrustedKeys(place)
     try:
         listed = keys.listed()
@@ -78,28 +81,35 @@ def look_at_keys(subject: Subject) -> CheckVerdict:
         if isinstance(error.__cause__, PermissionError) and not subject.is_root:
             return skipped(f"this user may not read {place}; needs root", "{sudo}hive doctor adapters.keys")
         return wrong("adapter_keys_wrong", why=error.message, hint=error.hint)
-    owners = {0} if subject.is_appliance else {0, os.geteuid()}
-    return judge_keys(found(place), len(trusted), len(listed) - len(trusted), section.signatures, owners)
+    return judge_keys(place, len(trusted), len(listed) - len(trusted), section.signatures)
 
 
-def judge_keys(place: FoundDirectory, trusted: int, revoked: int, policy: str, owners: set[int]) -> CheckVerdict:
-    """`owners`: the users who may write there.
+def judge_writers(place: FoundDirectory, owners: set[int]) -> CheckVerdict | None:
+    """Fails where others than the `owners` may write there, else None.
 
-    >>> judge_keys(FoundDirectory(Path("/k"), mode=0o755), 2, 1, "required", {0}).reason
-    '2 keys are trusted and 1 is revoked, in /k'
-    >>> judge_keys(FoundDirectory(Path("/k"), mode=0o777), 2, 1, "required", {0}).status.value
-    'fail'
+    >>> judge_writers(FoundDirectory(Path("/k"), mode=0o755), {0}) is None
+    True
+    >>> print(judge_writers(FoundDirectory(Path("/k"), mode=0o775), {0}).status)
+    fail
     """
-    if not place.why and (place.mode & 0o022 or place.uid not in owners):
-        return wrong("adapter_keys_open", path=place.path, owner="root" if owners == {0} else "this user")
+    if place.why or (not place.mode & 0o022 and place.uid in owners):
+        return None
+    return wrong("adapter_keys_open", path=place.path, owner="root" if owners == {0} else "this user")
+
+
+def judge_keys(place: Path, trusted: int, revoked: int, policy: str) -> CheckVerdict:
+    """
+    >>> judge_keys(Path("/k"), 2, 1, "required").reason
+    '2 keys are trusted and 1 is revoked, in /k'
+    """
     if not trusted and policy == REQUIRED:
-        return wrong("adapter_keys_none", path=place.path)
+        return wrong("adapter_keys_none", path=place)
     said = f"{trusted} {'key is' if trusted == 1 else 'keys are'} trusted"
-    return passed(f"{said} and {revoked} {'is' if revoked == 1 else 'are'} revoked, in {place.path}")
+    return passed(f"{said} and {revoked} {'is' if revoked == 1 else 'are'} revoked, in {place}")
 
 
 def look_at_installed(subject: Subject) -> CheckVerdict:
-    """Whether servers of another user can read what is installed."""
+    """Looks whether servers of another user can read what is installed."""
     paths = subject.paths
     if paths is None:
         return skipped("there is no Hive whose adapters could be looked at")

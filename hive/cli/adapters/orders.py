@@ -306,9 +306,8 @@ def _removed(removed: Answer) -> str:
     """
     count = len(removed["digests"])
     builds = "1 build" if count == 1 else f"{count} builds"
-    return one_line(
-        f"{builds} of {removed['name']} {'is' if count == 1 else 'are'} removed, {size(removed['freed_bytes'])} are free"
-    )
+    verb, freed = "is" if count == 1 else "are", size(removed["freed_bytes"])
+    return one_line(f"{builds} of {removed['name']} {verb} removed, {freed} are free")
 
 
 def _told(job: Answer, done: str) -> str:
