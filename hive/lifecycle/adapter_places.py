@@ -74,6 +74,7 @@ class SlotAdapters:
         entry = adapter_entries(entries, [(record, self._directory.path(record))]).get(place.slot)
         if entry is None:
             raise WrongState(f"{record.base} is no model of the pool any more")
+        is_new = place.slot not in pool.slots
         slot = pool.add(entry)
         try:
             with suppress(TimeoutError):
@@ -82,7 +83,8 @@ class SlotAdapters:
         except BaseException as error:
             if isinstance(error, HiveError):
                 log.warning("adapter_not_loaded slot=%s error=%s", slot.id, error.message)
-                await self.unload(place)
+                if is_new:  # else its name leads there, and a later request may have it loaded
+                    await self.unload(place)
             raise
 
     async def unload(self, place: AdapterPlace) -> None:
