@@ -31,6 +31,7 @@ _SUMS = _columns("scope begins model agent tenant backend requests tokens_in tok
 
 TABLES: Mapping[str, Columns] = {
     # The serial is no secret: a token is made with the box key, which is in a file of its own.
+    "adapters_loaded": _columns("name digest previous base loaded_at by"),
     "agents": _columns(
         "id name runtime status depth depth_goal generation reason since tenant inference_tier preferred_model restart"
         " uid token_serial total_requests total_tokens_in total_tokens_out last_active_at created_at keep_awake_until"
