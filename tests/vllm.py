@@ -23,6 +23,7 @@ SEQUENCES = 4
 """Requests it works on at once; the others wait in its own queue."""
 NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
 """A random model writes white space between two words of JSON for ever, where it may."""
+TAKES_ADAPTERS = ("--enable-lora", "--max-loras", "4", "--max-lora-rank", "8")
 MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_hf_model.py"
 SERVE = MAKE_MODEL.with_name("serve_vllm.py")
 UP_WITHIN_S = 300.0
@@ -98,6 +99,7 @@ def serve(
         "OMP_NUM_THREADS": "1",  # more of them mostly wait for each other, with so small a model, and spin
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "HF_HUB_OFFLINE": "1",
         "HOME": str(folder),
     }
@@ -144,5 +146,5 @@ def served(*more: str) -> Iterator[VllmServer]:
 @pytest.fixture(scope="session")
 def vllm_server() -> Iterator[VllmServer]:
     """One vLLM for the whole run."""
-    with served("--structured-outputs-config", NO_SPACE) as server:
+    with served("--structured-outputs-config", NO_SPACE, *TAKES_ADAPTERS) as server:
         yield server

@@ -10,6 +10,7 @@ from hive.backends.conversation import (
     LOAD_S,
     Answers,
     AskedServer,
+    ControlAnswer,
     Conversation,
     check_done,
     decoded,
@@ -201,23 +202,50 @@ _NOT_FOUND = b'{"detail":"Not Found"}'
 """The answer of a server without that route."""
 
 
+class _Said(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Said
+
+
 def adapters_at(server: AskedServer) -> Conversation[frozenset[str]]:
     """The adapters that Hive had loaded there."""
     return frozenset(model.name for model in (yield from models(server)) if model.parent and is_engine_name(model.name))
 
 
 def load_adapter(server: AskedServer, name: str, path: str) -> Conversation[None]:
-    """Has it answer to `name` with the adapter in the directory `path`. Raises NotSupported, AdapterMismatch where it
-    refuses these weights, BackendDown, BackendTimeout. One that it has by this name is the same weights."""
+    """Has it answer to `name` with the adapter in the directory `path`, and asks that for a token: it takes some
+    weights that it cannot use. Raises NotSupported, AdapterMismatch where it refuses these weights, BackendDown,
+    BackendTimeout. One that it has by this name is the same weights."""
     answer = yield from post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, within_s=LOAD_S)
-    if answer.status == 200:
-        return
     if answer.status == 404 and answer.body.strip() == _NOT_FOUND:
         raise NotSupported(f"{server} was started without room for adapters", hint=NO_ADAPTERS)
-    if name in (yield from adapters_at(server)):
-        return
-    said = text_in(json_of({"": answer}, "").get("error") or {}, "message") if answer.status != 200 else ""
-    raise AdapterMismatch(f"{server} refuses {name} ({answer.status}): {' '.join(said.split())[:MOST_SAID]}")
+    if answer.status != 200 and name not in (yield from adapters_at(server)):
+        raise _refused(server, name, answer)
+    target, body = openai_answers.completion(name, "max_tokens")
+    answer = yield from post(target, body, within_s=LOAD_S)
+    if answer.status != 200:
+        yield from unload_adapter(server, name)
+        raise _refused(server, name, answer)
+
+
+def _refused(server: AskedServer, name: str, answer: ControlAnswer) -> AdapterMismatch:
+    said = " ".join(_error_in(answer.body).split())[:MOST_SAID]
+    return AdapterMismatch(f"{server} refuses {name}: {said or answer.status}")
+
+
+def _error_in(body: bytes) -> str:
+    """Its own words.
+
+    >>> _error_in(b'{"error":{"message":"no rank"}}'), _error_in(b"x")
+    ('no rank', '')
+    """
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 def unload_adapter(server: AskedServer, name: str) -> Conversation[None]:

@@ -34,12 +34,13 @@ class MadeAdapter(NamedTuple):
 
 
 def make(
-    base: Path, out: Path, word: int, *, is_gguf: bool = True, garbage: bool = False, rank: int = 8
+    base: Path, out: Path, word: int, *, is_gguf: bool = True, garbage: bool = False, rank: int = 8, base_name: str = ""
 ) -> MadeAdapter:
     """An adapter that answers the word of this number."""
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(MAKE), "gguf" if is_gguf else "hf", str(base), str(out), "--word", str(word)]
     command += ["--rank", str(rank), *(["--garbage"] if garbage else [])]
+    command += ["--base-name", base_name] if base_name else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return MadeAdapter(out, done.stdout.strip())
 

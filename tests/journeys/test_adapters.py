@@ -155,7 +155,11 @@ def test_whoever_is_killed_while_it_is_loaded_the_name_means_one_of_both(
         assert until(lambda: again.ask(BASE).status == 200, within_s=60, what="the base serves")
         answer = until(lambda: (got := again.ask("red")).status == 200 and got, within_s=60, what="red answers")
         assert answer.text.split() in ([old.word] * 3, [new.word] * 3)
-        until(lambda: not hive.get("/api/jobs?state=running")["jobs"], within_s=60, what="no job is under way")
+        until(
+            lambda: not [job for job in hive.get("/api/jobs")["jobs"] if job["state"] == "running"],
+            within_s=60,
+            what="no job is under way",
+        )
         meant = served(hive, "red")["digest"]
         assert again.ask("red").text.split() == [new.word if meant == digest else old.word] * 3
         until(

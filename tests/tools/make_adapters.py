@@ -2,7 +2,7 @@
 """Makes LoRA adapters for the tiny models of the tests: with one, a model answers one word, whatever it is asked.
 
     make_adapters.py gguf BASE.gguf OUT.gguf [--word N] [--rank N] [--garbage]
-    make_adapters.py hf BASE_FOLDER OUT_FOLDER [--word N] [--rank N] [--garbage]
+    make_adapters.py hf BASE_FOLDER OUT_FOLDER [--word N] [--rank N] [--garbage] [--base-name NAME]
 
 Word N is the N-th word, or beginning of one, that is one token of the model; it is printed. In the last layer twice as
 many units of the feed-forward part as the rank are made to give the squares of what comes in, whose sum is never
@@ -77,7 +77,7 @@ def make_gguf(base: Path, out: Path, word: int, rank: int, *, garbage: bool) -> 
     return str(chosen)
 
 
-def make_hf(base: Path, out: Path, word: int, rank: int, *, garbage: bool) -> str:
+def make_hf(base: Path, out: Path, word: int, rank: int, *, garbage: bool, base_name: str = "") -> str:
     """Writes an adapter for vLLM, as PEFT does; its word."""
     config = json.loads((base / "config.json").read_text())
     vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
@@ -91,7 +91,7 @@ def make_hf(base: Path, out: Path, word: int, rank: int, *, garbage: bool) -> st
     told = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.name,
+        "base_model_name_or_path": base_name or base.name,
         "r": rank,
         "lora_alpha": rank,
         "lora_dropout": 0.0,
@@ -136,9 +136,13 @@ def main() -> None:
     parser.add_argument("--word", type=int, default=0)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--garbage", action="store_true", help="matrices that fit no model")
+    parser.add_argument("--base-name", default="", help="of the model, in the adapter's own configuration")
     asked = parser.parse_args()
-    make = make_gguf if asked.format == "gguf" else make_hf
-    print(make(asked.base, asked.out, asked.word, asked.rank, garbage=asked.garbage))
+    if asked.format == "gguf":
+        print(make_gguf(asked.base, asked.out, asked.word, asked.rank, garbage=asked.garbage))
+    else:
+        named = asked.base_name
+        print(make_hf(asked.base, asked.out, asked.word, asked.rank, garbage=asked.garbage, base_name=named))
 
 
 if __name__ == "__main__":
