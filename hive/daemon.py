@@ -612,6 +612,7 @@ class Daemon:
             catalog=lambda: self._models.catalog,
             deployments=self._deployments,
             memory=self._memory_split,
+            adapters=self._adapters.offered,
         )
         return RunnerDesk(
             views=views,

@@ -65,6 +65,8 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.daemon")
 
 PULL, LOAD, UNLOAD, REMOVE = "adapter.pull", "adapter.load", "adapter.unload", "adapter.remove"
+DONE = {PULL: "installed", LOAD: "loaded", UNLOAD: "unloaded"}
+"""Kind of a job → what an adapter is once that is done."""
 REFUSED = (SignatureUnverifiable, SignatureInvalid, SignatureMismatch, AdapterUnsafe, AdapterMismatch)
 """Errors that say no to what an adapter is: they are events."""
 TOLD_EVERY_S = 0.5
@@ -555,7 +557,12 @@ class AdapterOrders:
         then: Callable[[], object] = lambda: None,
     ) -> None:
         """Ends the job, `also` in its transaction and `then` after it."""
-        job = msgspec.structs.replace(begun.job, plan=begun.plan)
+        says = (
+            begun.job.progress
+            if isinstance(came, HiveError)
+            else f"{begun.job.plan['model']} is {DONE[begun.job.kind]}"
+        )
+        job = msgspec.structs.replace(begun.job, plan=begun.plan, progress=says)
         if isinstance(came, HiveError):
             state = JobState.CANCELLED if isinstance(came, Cancelled) else JobState.FAILED
             ended = await outcome_of(self._jobs.end(job, state, error=job_error(came), also=also))
