@@ -14,7 +14,18 @@ import pytest
 
 from hive.errors import HiveError
 from tests import vllm
-from tests.journeys.adapter_stack import MadeAdapter, Versions, WordAsker, asking, ended, install, load, make, unload
+from tests.journeys.adapter_stack import (
+    MadeAdapter,
+    Versions,
+    WordAsker,
+    answered,
+    asking,
+    ended,
+    install,
+    load,
+    make,
+    unload,
+)
 from tests.journeys.pool_stack import ON_VLLM, vllm_row
 from tests.journeys.stack import Stack, stack, until
 from tests.vllm import MODEL, VllmServer
@@ -149,7 +160,7 @@ def test_whoever_is_killed_while_it_is_loaded_at_vllm_the_name_means_one_of_both
         hive.post("/api/adapters/red/load", {"digest": digest})
     hive.restart(*who)
     with closing(WordAsker(hive, "alice")) as again:
-        answer = until(lambda: (got := again.ask("red")).status == 200 and got, within_s=60, what="red answers")
+        answer = until(lambda: answered(again, "red"), within_s=60, what="red answers")
         assert answer.text.split() in ([old.word] * 3, [new.word] * 3)
         assert load(hive, "red", digest)["state"] == "done"
         assert again.ask("red").text.split() == [new.word] * 3
@@ -185,7 +196,7 @@ def test_a_vllm_of_the_pool_has_its_adapters_again_before_its_gate_opens(model: 
                 os.kill(pid, signal.SIGKILL)
             for name, one in made.items():
                 answer = until(
-                    lambda name=name: (got := alice.ask(name)).status == 200 and got,
+                    lambda name=name: answered(alice, name),  # type: ignore[misc]
                     within_s=120,
                     what=f"{name} answers again",
                 )
