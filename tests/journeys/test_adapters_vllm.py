@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import httpx
@@ -28,6 +29,7 @@ from tests.journeys.adapter_stack import (
 )
 from tests.journeys.pool_stack import ON_VLLM, vllm_row
 from tests.journeys.stack import Stack, stack, until
+from tests.ports import free_port
 from tests.vllm import MODEL, VllmServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -202,3 +204,35 @@ def test_a_vllm_of_the_pool_has_its_adapters_again_before_its_gate_opens(model: 
                 )
                 assert answer.text.split() == [one.word] * 3
             assert alice.ask(ON_VLLM).status == 200
+
+
+def test_a_vllm_in_use_that_is_started_anew_is_never_asked_before_it_has_its_adapters(
+    model: Path, tmp_path: Path
+) -> None:
+    made, port = adapter(model, tmp_path, 1), free_port()
+    config = f"[daemon]\nbackend_check_s = 0.5\n[adapters]\ndir = {tmp_path}\nsignatures = off\n"
+    with ExitStack() as first, ExitStack() as second:
+        server = first.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
+        hive = second.enter_context(stack(url=server.url, config=config))
+        hive.create("alice", "idler.py")
+        alice = second.enter_context(closing(WordAsker(hive, "alice")))
+        assert load(hive, "red", install(hive, made, "red", MODEL))["state"] == "done"
+        assert alice.ask("red").text.split() == [made.word] * 3
+        first.close()
+        statuses, is_over = set(), threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                answer = alice.ask("red")
+                statuses.add(answer.status if answer.status != 200 else answer.text)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            second.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
+            until(lambda: " ".join([made.word] * 3) in {str(one).strip() for one in statuses}, within_s=60, what="red")
+        finally:
+            is_over.set()
+            asking.join()
+        assert {one for one in statuses if isinstance(one, int)} <= {502, 503}
+        assert [one for one in statuses if isinstance(one, str) and one.split() != [made.word] * 3] == []
