@@ -38,6 +38,7 @@ from hive.errors import (
     SignatureInvalid,
     SignatureMismatch,
     SignatureUnverifiable,
+    UsageError,
     WrongState,
 )
 from hive.lifecycle.adapter_counts import AdapterCounts
@@ -465,9 +466,12 @@ class AdapterOrders:
 
     async def revoke(self, key_id: str, actor: str) -> RevokedKey:
         """Trusts a key no more, and has nothing served that stands on its word; what is so served is over when this
-        returns. Raises UsageError, NotFound, NotPermitted where only root may."""
+        returns. Raises NotFound, NotPermitted where only root may."""
         keys = self._keys()
-        key_id = await asyncio.to_thread(keys.whole_id, key_id)
+        try:
+            key_id = await asyncio.to_thread(keys.whole_id, key_id)
+        except UsageError as error:
+            raise NotFound(error.message, hint="hive adapter keys") from None
         if not keys.is_revoked(key_id):
             await asyncio.to_thread(keys.revoke, key_id)
         return {"id": key_id, "unloaded": await self._drop(key_id, actor)}
