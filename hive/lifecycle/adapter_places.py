@@ -49,7 +49,8 @@ class AdapterServers(Protocol):
     """Loads and unloads adapters at one kind of place."""
 
     async def load(self, record: AdapterRecord, place: AdapterPlace) -> None:
-        """Returns once its server would answer with it. Raises HiveError, and then nothing of it is left."""
+        """Returns once its server would answer with it. Raises HiveError, and then no more of it is left than was there
+        before."""
         ...
 
     async def unload(self, place: AdapterPlace) -> None:
@@ -74,7 +75,7 @@ class SlotAdapters:
         entry = adapter_entries(entries, [(record, self._directory.path(record))]).get(place.slot)
         if entry is None:
             raise WrongState(f"{record.base} is no model of the pool any more")
-        slot = pool.add(entry)
+        is_new, slot = place.slot not in pool.slots, pool.add(entry)
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(pool.footprints.facts_of(entry), READ_WITHIN_S)
@@ -82,7 +83,8 @@ class SlotAdapters:
         except BaseException as error:
             if isinstance(error, HiveError):
                 log.warning("adapter_not_loaded slot=%s error=%s", slot.id, error.message)
-                await self.unload(place)
+                if is_new:
+                    await self.unload(place)
             raise
 
     async def unload(self, place: AdapterPlace) -> None:

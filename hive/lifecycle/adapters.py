@@ -109,6 +109,8 @@ class Adapters:
         self._coming: set[str] = set()
         """Engine names that are being loaded: no fault of a server that has them already."""
         self._told: list[AdapterRoute] = []
+        self._at_active_now: frozenset[str] | None = None
+        """The models of the vLLM in use, as it was read last; None before that."""
         self._checked = asyncio.Event()
         """Set once what an earlier daemon left is known to be still right: no server is given it before."""
         pool.before_open = self._before_open
@@ -373,6 +375,7 @@ class Adapters:
 
     async def _at_active(self, control: BackendControl, models: Sequence[ModelInfo]) -> None:
         """The server in use was read, because it came up or may be another one."""
+        self._at_active_now = frozenset(model.name for model in models if not model.parent)
         if control.kind != BackendKind.VLLM:
             return
         wanted = any(self._pool_slot(row.base) is None for row in self._rows.values())
@@ -402,7 +405,9 @@ class Adapters:
             return AdapterPlace(slot_id(engine), engine, is_own=True)
         if slot is not None:
             return AdapterPlace(slot.id, engine) if slot.entry.kind == BackendKind.VLLM else None
-        return AdapterPlace("", engine) if self._active_kind == BackendKind.VLLM else None
+        there = self._at_active_now
+        is_there = self._active_kind == BackendKind.VLLM and (there is None or row.base in there)
+        return AdapterPlace("", engine) if is_there else None
 
     def check_place(self, record: AdapterRecord) -> None:
         """Raises ModelNotFound, NotSupported, AdapterMismatch where it cannot be loaded, and WrongState where its name
