@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 import json
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,11 @@ async def test_requests_that_wait_for_the_old_weights_are_answered_by_the_new_on
         adapters.heard([route(NEW, "c-1")])
         assert await asyncio.gather(*waiting) == [(200, "c")] * 3
         drained: list[LinkMessage] = []
-        adapters.drain(DrainAdapter(slot="b-1", at_server=OLD, drain_s=5), drained.append)
+
+        def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:  # noqa: ARG001
+            drained.append(message)
+
+        adapters.drain(DrainAdapter(slot="b-1", at_server=OLD, drain_s=5), reply)
         await asyncio.sleep(0.1)
         assert drained == []
         go_on.set()
