@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ async def test_requests_that_wait_for_the_old_weights_are_answered_by_the_new_on
         assert await asyncio.gather(*waiting) == [(200, "c")] * 3
         drained: list[LinkMessage] = []
 
-        def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:  # noqa: ARG001
+        def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
             drained.append(message)
 
         adapters.drain(DrainAdapter(slot="b-1", at_server=OLD, drain_s=5), reply)
