@@ -171,16 +171,22 @@ class Adapters:
             return (COLD, "") if slot is None else (STATES.get(slot.state, COLD), slot.error)
         if why := self._shared.errors.get(place.engine, ""):
             return FAILED, why
-        if self._shared.has(place):
-            return (READY if slot is None else STATES.get(slot.state, COLD)), ""
-        return (LOADING if slot is None else COLD), ""
+        if self._is_lacking(place):
+            return LOADING, ""
+        return (READY if slot is None else STATES.get(slot.state, COLD)), ""
+
+    def _is_lacking(self, place: AdapterPlace) -> bool:
+        """Whether its server is asked by now, or will be soon, and has it not."""
+        slot = self._pool.slots.get(place.slot)
+        is_open = STATES.get(slot.state) == READY if slot is not None else not place.slot
+        return is_open and not (place.is_own or self._shared.has(place))
 
     def _route(self, row: StoredAdapter) -> AdapterRoute:
         state, _ = self._state(row)
         place = self._placed(row)
         if state == FAILED or place is None:
             return self._unloaded(row.name, row.base)
-        if not place.slot and not (self._active.up and self._shared.has(place)):
+        if self._is_lacking(place) or not (place.slot or self._active.up):
             return AdapterRoute(name=row.name, base=row.base, is_coming=True)
         return AdapterRoute(name=row.name, base=row.base, at_server=place.engine, slot=place.slot)
 
@@ -328,6 +334,7 @@ class Adapters:
         await self.restore()
         while True:
             self.tell()
+            await self._put_right()
             if self._settings().adapters.fallback == PREVIOUS:
                 await self._fall_back()
             await next_pass(self._pool)
@@ -338,6 +345,17 @@ class Adapters:
         if again or routes != self._told:
             self._told = routes
             self._proxy_link.adapters_are(routes)
+
+    async def _put_right(self) -> None:
+        """A server that is open and lacks what a name leads to was started anew while that was being loaded."""
+        lacking = set()
+        for row in self._rows.values():
+            place = self._placed(row)
+            if place is not None and self._is_lacking(place) and place.engine not in self._shared.errors:
+                lacking.add(place.slot)
+        for slot in lacking:
+            if (control := self._shared.control(slot)) is not None:
+                await self._fill(slot, control)
 
     async def _fall_back(self) -> None:
         for row in list(self._rows.values()):
