@@ -31,7 +31,7 @@ from tests.journeys.adapter_stack import Answer, MadeAdapter, Versions, WordAske
 from tests.journeys.pool_stack import ON_VLLM, llama_models, pool_config, vllm_row
 from tests.journeys.stack import Stack, stack
 
-BASE, ROOM_MB, SERVER_MB = "base", 1600, 60
+BASE, ROOM_MB, SERVER_MB, VLLM_ROOM_MB = "base", 1600, 60, 4000
 NAMES = ("red", "green", "blue", "grey")
 CHANGES = 20
 LARGE_MB, LARGE_RANK = 320, 64
@@ -67,7 +67,7 @@ class AdapterBench:
         number = self._made
         self._made += 1
         path = self.source / (f"{number}.gguf" if self.is_gguf else str(number))
-        made = make(self.base, path, number, is_gguf=self.is_gguf)
+        made = make(self.base, path, number, is_gguf=self.is_gguf, base_name=self.name)
         self.run("adapter", "sign", str(made.path), "--key", str(self.key))
         return made
 
@@ -120,7 +120,7 @@ def bench(server: str) -> Iterator[AdapterBench]:
             config, model = pool_config(ROOM_MB) + row, BASE
         else:
             program, row = vllm_row(folder)
-            config, model = pool_config(ROOM_MB, more=program) + f"{row}adapters = 8\n", ON_VLLM
+            config, model = pool_config(VLLM_ROOM_MB, more=program) + f"{row}adapters = 8\n", ON_VLLM
             base = Path(row.partition("file = ")[2].partition("\n")[0])
         with stack(config=config + adapters + tenants, up_within_s=300) as hive:
             yield AdapterBench(hive, folder, base, model, is_gguf=server == "llama")

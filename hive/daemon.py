@@ -278,7 +278,11 @@ class Daemon:
         )
         self._scheduler = Scheduler(self.roster, self._database, self._audit_log, recorded.schedules)
         self._prewarmer = Prewarmer(
-            self.roster, self.effects, self._proxy_link, self._audit_log, pooled=lambda: self._pool.offered()
+            self.roster,
+            self.effects,
+            self._proxy_link,
+            self._audit_log,
+            pooled=lambda: self._pool.offered() | self._adapters.offered(),
         )
 
         # The inference server.
@@ -612,6 +616,7 @@ class Daemon:
             catalog=lambda: self._models.catalog,
             deployments=self._deployments,
             memory=self._memory_split,
+            adapters=self._adapters.offered,
         )
         return RunnerDesk(
             views=views,

@@ -1,5 +1,4 @@
-"""Imports of Hive by each benchmark lead somewhere: they run in CI only after everything else, and some imports stand
-in functions that come last."""
+"""Imports of the benchmarks: they run in CI only after everything else, and some stand in functions that come last."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ SCRIPTS = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
 
 
 def imported(script: Path) -> set[tuple[str, str]]:
-    """(module, name) of each `from hive… import name`, wherever it stands."""
+    """Pairs (module, name) of each `from hive… import name`, wherever it stands."""
     tree = ast.parse(script.read_text())
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {(node.module, one.name) for node in nodes if node.module and "hive" in node.module for one in node.names}

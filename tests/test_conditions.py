@@ -250,7 +250,7 @@ CASES: dict[str, Case] = {
     "adapters_dir_open": lambda: adapters.judge_dir(adapters.FoundDirectory(P, mode=0o777), "required"),
     "adapters_unsigned": lambda: adapters.judge_dir(adapters.FoundDirectory(P, mode=0o755), "warn"),
     "adapter_keys_none": lambda: adapters.judge_keys(P, 0, 1, "required"),
-    "adapter_keys_open": lambda: adapters.judge_writers(adapters.FoundDirectory(P, mode=0o775), {0}),
+    "adapter_keys_open": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o775), is_apart=True),
     "adapters_unreadable": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o700), is_apart=True),
     "lease_overdue": lambda: pool.judge_leases({"leases": [OVERDUE]}),
     "pool_unmeasured": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "used_bytes": None}]}),

@@ -77,6 +77,8 @@ ALLOWED: dict[str, set[str]] = {
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
     "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
+    "jobs": LEAVES | {"worker"},
+    "jobs.wiring": LEAVES | {"worker", "jobs", "backends.command_line", "host.cgroup"},  # types of what it passes on
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
@@ -238,6 +240,8 @@ def test_every_room_is_in_the_table() -> None:
         ("install.steps", "up.up", False, False),
         ("worker.keeper", "backends.command_line.Launch", False, True),
         ("worker.keeper", "up.children", False, False),
+        ("jobs.tool_dialogue", "worker.dialogue.Dialogue", False, True),
+        ("worker.worker", "jobs.toolloop", False, False),
         ("daemon", "worker.worker", False, False),
         ("__main__", "cli.entry.run", False, True),
         ("", "daemon", False, False),

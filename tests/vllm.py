@@ -77,10 +77,16 @@ def cache_for(venv: Path, folder: Path) -> Path:
 
 @contextmanager
 def serve(
-    venv: Path, folder: Path, model: Path | None = None, *, more: Sequence[str] = ("--enable-prefix-caching",)
+    venv: Path,
+    folder: Path,
+    model: Path | None = None,
+    *,
+    more: Sequence[str] = ("--enable-prefix-caching",),
+    port: int = 0,
 ) -> Iterator[VllmServer]:
-    """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: words of its command line."""
-    port, log = free_port(), folder / "vllm.log"
+    """vLLM on this port, or a free one, all that it writes in `folder`; ready to answer. `more`: words of its command
+    line."""
+    port, log = port or free_port(), folder / "vllm.log"
     command = [str(venv / "bin" / "python"), "-P", str(SERVE)]
     command += ["--model", str(model or model_for(venv, folder)), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
@@ -130,14 +136,14 @@ def _wait_until_up(server: VllmServer, log: Path) -> None:
 
 
 @contextmanager
-def served(*more: str) -> Iterator[VllmServer]:
+def served(*more: str, port: int = 0) -> Iterator[VllmServer]:
     """A vLLM on TCP, skipped with the reason. Its sockets lie in its folder, so that has a short name."""
     venv = environment()
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     folder = Path(tempfile.mkdtemp(prefix="hive-vllm-"))
     try:
-        with serve(venv, folder, more=("--enable-prefix-caching", *more)) as server:
+        with serve(venv, folder, more=("--enable-prefix-caching", *more), port=port) as server:
             yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)

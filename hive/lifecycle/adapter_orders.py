@@ -39,6 +39,7 @@ from hive.errors import (
     SignatureInvalid,
     SignatureMismatch,
     SignatureUnverifiable,
+    UsageError,
     WrongState,
 )
 from hive.lifecycle.adapter_counts import AdapterCounts
@@ -66,6 +67,8 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.daemon")
 
 PULL, LOAD, UNLOAD, REMOVE = "adapter.pull", "adapter.load", "adapter.unload", "adapter.remove"
+DONE = {PULL: "installed", LOAD: "loaded", UNLOAD: "unloaded"}
+"""Kind of a job → what an adapter is once that is done."""
 REFUSED = (SignatureUnverifiable, SignatureInvalid, SignatureMismatch, AdapterUnsafe, AdapterMismatch)
 """Errors that say no to what an adapter is: they are events."""
 TOLD_EVERY_S = 0.5
@@ -486,9 +489,12 @@ class AdapterOrders:
 
     async def revoke(self, key_id: str, actor: str) -> RevokedKey:
         """Trusts a key no more, and has nothing served that stands on its word; what is so served is over when this
-        returns. Raises UsageError, NotFound, NotPermitted where only root may."""
+        returns. Raises NotFound, NotPermitted where only root may."""
         keys = self._keys()
-        key_id = await asyncio.to_thread(keys.whole_id, key_id)
+        try:
+            key_id = await asyncio.to_thread(keys.whole_id, key_id)
+        except UsageError as error:
+            raise NotFound(error.message, hint="hive adapter keys") from None
         if not keys.is_revoked(key_id):
             await asyncio.to_thread(keys.revoke, key_id)
         return {"id": key_id, "unloaded": await self._drop(key_id, actor)}
@@ -578,7 +584,12 @@ class AdapterOrders:
         then: Callable[[], object] = lambda: None,
     ) -> None:
         """Ends the job, `also` in its transaction and `then` after it."""
-        job = msgspec.structs.replace(begun.job, plan=begun.plan)
+        says = (
+            begun.job.progress
+            if isinstance(came, HiveError)
+            else f"{begun.job.plan['model']} is {DONE[begun.job.kind]}"
+        )
+        job = msgspec.structs.replace(begun.job, plan=begun.plan, progress=says)
         if isinstance(came, HiveError):
             state = JobState.CANCELLED if isinstance(came, Cancelled) else JobState.FAILED
             ended = await outcome_of(self._jobs.end(job, state, error=job_error(came), also=also))

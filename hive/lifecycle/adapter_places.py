@@ -21,7 +21,7 @@ from hive.backends.entries import adapter_entries
 from hive.backends.vllm import adapters_at, load_adapter, unload_adapter
 from hive.control.active_backend import Active
 from hive.domain import Band
-from hive.errors import BackendDown, DependencyDown, HiveError, WrongState
+from hive.errors import AdapterMismatch, BackendDown, DependencyDown, HiveError, NotSupported, WrongState
 from hive.link.proxy_link import ProxyGates
 from hive.pool.state import Demand, SlotState
 from hive.pooling.pooled_slot import HELD, PooledSlot
@@ -49,7 +49,8 @@ class AdapterServers(Protocol):
     """Loads and unloads adapters at one kind of place."""
 
     async def load(self, record: AdapterRecord, place: AdapterPlace) -> None:
-        """Returns once its server would answer with it. Raises HiveError, and then nothing of it is left."""
+        """Returns once its server would answer with it. Raises HiveError, and then no more of it is left than was there
+        before."""
         ...
 
     async def unload(self, place: AdapterPlace) -> None:
@@ -74,8 +75,12 @@ class SlotAdapters:
         entry = adapter_entries(entries, [(record, self._directory.path(record))]).get(place.slot)
         if entry is None:
             raise WrongState(f"{record.base} is no model of the pool any more")
+<<<<<<< HEAD
         is_new = place.slot not in pool.slots
         slot = pool.add(entry)
+=======
+        is_new, slot = place.slot not in pool.slots, pool.add(entry)
+>>>>>>> adapters-surface
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(pool.footprints.facts_of(entry), READ_WITHIN_S)
@@ -83,7 +88,11 @@ class SlotAdapters:
         except BaseException as error:
             if isinstance(error, HiveError):
                 log.warning("adapter_not_loaded slot=%s error=%s", slot.id, error.message)
+<<<<<<< HEAD
                 if is_new:  # else its name leads there, and a later request may have it loaded
+=======
+                if is_new:
+>>>>>>> adapters-surface
                     await self.unload(place)
             raise
 
@@ -133,7 +142,7 @@ class SharedAdapters:
             if slot.state is not SlotState.READY:
                 await load_slot(self._pool, slot)
         async with self._lock(place.slot):
-            control = self._control(place.slot)
+            control = self.control(place.slot)
             if control is None:
                 raise DependencyDown(f"the server of {record.base} is not up", hint="hive status")
             path = str(self._directory.path(record))
@@ -151,7 +160,7 @@ class SharedAdapters:
             log.warning("adapter_unloaded_in_use name=%s requests=%d", place.engine, drained)
         async with self._lock(place.slot):
             self._there.get(place.slot, set()).discard(place.engine)
-            control = self._control(place.slot)
+            control = self.control(place.slot)
             if control is None:
                 return  # a server that is gone, or starts anew, has it no more
             gone = await outcome_of(control.converse(partial(unload_adapter, name=place.engine)))
@@ -160,7 +169,8 @@ class SharedAdapters:
 
     async def fill(self, slot: str, control: BackendControl, wanted: dict[str, Path], keep: frozenset[str]) -> None:
         """A server was started, or is looked at for the first time: it gets what it is to have (engine name -> path),
-        and loses what Hive loaded and does not want, but `keep`. One that it refuses is left out; the rest serves."""
+        and loses what Hive loaded and does not want, but `keep`. One that it refuses is left out; the rest serves. Does
+        no more than look where all is there."""
         async with self._lock(slot):
             listed = await outcome_of(control.converse(adapters_at))
             if isinstance(listed, HiveError):
@@ -173,9 +183,11 @@ class SharedAdapters:
             for engine in sorted(wanted.keys() - listed):
                 path = str(wanted[engine])
                 came = await outcome_of(control.converse(partial(load_adapter, name=engine, path=path)))
-                if isinstance(came, HiveError):
+                if isinstance(came, AdapterMismatch | NotSupported):
                     log.error("adapter_not_restored name=%s error=%s", engine, came.message)
                     self.errors[engine] = came.message
+                elif isinstance(came, HiveError):
+                    log.warning("adapter_not_yet_restored name=%s error=%s", engine, came.message)
                 else:
                     there.add(engine)
                     self.errors.pop(engine, None)
@@ -183,7 +195,7 @@ class SharedAdapters:
     def _lock(self, slot: str) -> asyncio.Lock:
         return self._locks.setdefault(slot, asyncio.Lock())
 
-    def _control(self, slot: str) -> BackendControl | None:
+    def control(self, slot: str) -> BackendControl | None:
         """The server of now; None where it is not up, or starts: then `fill` follows."""
         if not slot:
             return self._active.control if self._active.up else None

@@ -112,6 +112,8 @@ class Adapters:
         self._falling: dict[str, asyncio.Task[None]] = {}
         """By name: an earlier build that takes the place of one that has failed."""
         self._told: list[AdapterRoute] = []
+        self._at_active_now: frozenset[str] | None = None
+        """The models of the vLLM in use, as it was read last; None before that."""
         self._checked = asyncio.Event()
         """Set once what an earlier daemon left is known to be still right: no server is given it before."""
         pool.before_open = self._before_open
@@ -179,16 +181,22 @@ class Adapters:
             return (COLD, "") if slot is None else (STATES.get(slot.state, COLD), slot.error)
         if why := self._shared.errors.get(place.engine, ""):
             return FAILED, why
-        if self._shared.has(place):
-            return (READY if slot is None else STATES.get(slot.state, COLD)), ""
-        return (LOADING if slot is None else COLD), ""
+        if self._is_lacking(place):
+            return LOADING, ""
+        return (READY if slot is None else STATES.get(slot.state, COLD)), ""
+
+    def _is_lacking(self, place: AdapterPlace) -> bool:
+        """Whether its server is asked by now, or will be soon, and has it not."""
+        slot = self._pool.slots.get(place.slot)
+        is_open = STATES.get(slot.state) == READY if slot is not None else not place.slot
+        return is_open and not (place.is_own or self._shared.has(place))
 
     def _route(self, row: StoredAdapter) -> AdapterRoute:
         state, _ = self._state(row)
         place = self._placed(row)
         if state == FAILED or place is None:
             return self._unloaded(row.name, row.base)
-        if not place.slot and not (self._active.up and self._shared.has(place)):
+        if self._is_lacking(place) or not (place.slot or self._active.up):
             return AdapterRoute(name=row.name, base=row.base, is_coming=True)
         return AdapterRoute(name=row.name, base=row.base, at_server=place.engine, slot=place.slot)
 
@@ -343,6 +351,7 @@ class Adapters:
         await self.restore()
         while True:
             self.tell()
+            await self._put_right()
             if self._settings().adapters.fallback == PREVIOUS:
                 self._fall_back()
             await next_pass(self._pool)
@@ -353,6 +362,17 @@ class Adapters:
         if again or routes != self._told:
             self._told = routes
             self._proxy_link.adapters_are(routes)
+
+    async def _put_right(self) -> None:
+        """A server that is open and lacks what a name leads to was started anew while that was being loaded."""
+        lacking = set()
+        for row in self._rows.values():
+            place = self._placed(row)
+            if place is not None and self._is_lacking(place) and place.engine not in self._shared.errors:
+                lacking.add(place.slot)
+        for slot in lacking:
+            if (control := self._shared.control(slot)) is not None:
+                await self._fill(slot, control)
 
     def _fall_back(self) -> None:
         """Begins to load the earlier build of each that has failed by itself; one whose base is gone waits for that."""
@@ -413,6 +433,7 @@ class Adapters:
 
     async def _at_active(self, control: BackendControl, models: Sequence[ModelInfo]) -> None:
         """The server in use was read, because it came up or may be another one."""
+        self._at_active_now = frozenset(model.name for model in models if not model.parent)
         if control.kind != BackendKind.VLLM:
             return
         wanted = any(self._pool_slot(row.base) is None for row in self._rows.values())
@@ -442,7 +463,9 @@ class Adapters:
             return AdapterPlace(slot_id(engine), engine, is_own=True)
         if slot is not None:
             return AdapterPlace(slot.id, engine) if slot.entry.kind == BackendKind.VLLM else None
-        return AdapterPlace("", engine) if self._active_kind == BackendKind.VLLM else None
+        there = self._at_active_now
+        is_there = self._active_kind == BackendKind.VLLM and (there is None or row.base in there)
+        return AdapterPlace("", engine) if is_there else None
 
     def check_place(self, record: AdapterRecord) -> None:
         """Raises ModelNotFound, NotSupported, AdapterMismatch where it cannot be loaded, and WrongState where its name

@@ -10,7 +10,7 @@ from hive.errors import BadRequest, NotFound, Saturated
 from hive.link.adapters import AdapterRoute
 from hive.link.pool import SlotRow
 from hive.models.names import spelled
-from hive.models.whereabouts import joined
+from hive.models.whereabouts import Whereabouts, joined
 from hive.proxy.adapter_routes import AdapterTable, without_engine_names
 from hive.proxy.model_routing import ModelRouting
 from hive.proxy.registry import Queue
@@ -119,10 +119,13 @@ class SlotTable:
             for model in without_engine_names(slot.models):
                 if self._by_model.setdefault(model.name, slot) is slot:
                     models.append(model)
-        for model, slot in self.adapters.listed(models, self.pooled, self.active):
+        wheres = [slot.where for slot in self.all if slot.backend is not None]
+        if adapters := self.adapters.listed(models, self.pooled, self.active):
+            wheres.append(Whereabouts(None, [model for model, _ in adapters]))  # servers that take them send none on
+        for model, slot in adapters:
             if self._by_model.setdefault(model.name, slot) is slot:
                 models.append(model)
-        self.routing.use(models, joined([slot.where for slot in self.all if slot.backend is not None]))
+        self.routing.use(models, joined(wheres))
 
     def _with_it(self, name: str) -> Slot | None:
         """The slot whose model the active backend knows by this name: they are one server with several models."""

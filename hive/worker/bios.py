@@ -35,8 +35,13 @@ def runtime_block(now: datetime) -> str:
     return f"It is {now:%Y-%m-%d %H:%M} ({now.tzname() or 'local time'})."
 
 
-def messages(system: str, user: str, now: datetime, form: BiosForm = BiosForm.ONE_MESSAGE) -> list[dict[str, str]]:
+def messages(
+    system: str, user: str, now: datetime, form: BiosForm = BiosForm.ONE_MESSAGE, *, rules: str = ""
+) -> list[dict[str, str]]:
     """The conversation a request begins with: BIOS, the caller's system prompt, the runtime block, the user's prompt.
+
+    `rules` (of tools, for example) belong to the stable part; where the BIOS is off they alone stand before the
+    caller's.
 
     >>> from datetime import UTC
     >>> now = datetime(2026, 11, 23, 19, 5, tzinfo=UTC)
@@ -54,8 +59,10 @@ def messages(system: str, user: str, now: datetime, form: BiosForm = BiosForm.ON
     It is 2026-11-23 19:05 (UTC).
     >>> [one["content"] for one in messages("Be short.", "Hi", now, BiosForm.OFF)]
     ['Be short.', 'Hi']
+    >>> [one["content"] for one in messages("Be short.", "Hi", now, BiosForm.MESSAGES, rules="Call X.")][1:]
+    ['Call X.', 'Be short.', 'It is 2026-11-23 19:05 (UTC).', 'Hi']
     """
-    parts = [system] if form is BiosForm.OFF else [STABLE, system, runtime_block(now)]
+    parts = [rules, system] if form is BiosForm.OFF else [STABLE, rules, system, runtime_block(now)]
     told = [part for part in parts if part]
     if form is BiosForm.ONE_MESSAGE:
         told = [DIVIDER.join(told)]

@@ -10,7 +10,15 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hive.worker.bios import BiosForm, messages
-from hive.worker.records import ModelAnswer
+from hive.worker.records import ModelAnswer, ToolCallText
+
+
+class DialogueFailed(Exception):
+    """The dialogue ends its request as failed. `reason`: for programs; the text: for people."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
 
 
 class Dialogue(Protocol):
@@ -21,7 +29,17 @@ class Dialogue(Protocol):
         ...
 
     async def after(self, answer: ModelAnswer) -> bool:
-        """Takes a whole answer; True where there is another turn. What it raises fails the request."""
+        """Takes a whole answer; True where there is another turn. What it raises fails the request, with the reason of
+        a DialogueFailed. A cancel of the request cancels it."""
+        ...
+
+    def is_enough(self, calls: Sequence[ToolCallText]) -> bool:
+        """Whether these calls end the request, so that the rest of the answer is not waited for. Asked with the calls
+        that are whole, each time that another one begins."""
+        ...
+
+    def shown(self, answer: ModelAnswer) -> ModelAnswer:
+        """The last answer of a completed request as its caller is to see it."""
         ...
 
     @property
@@ -57,6 +75,12 @@ class SingleTurn:
 
     async def after(self, answer: ModelAnswer) -> bool:  # noqa: ARG002 - there is no second turn
         return False
+
+    def is_enough(self, calls: Sequence[ToolCallText]) -> bool:  # noqa: ARG002 - they are the caller's
+        return False
+
+    def shown(self, answer: ModelAnswer) -> ModelAnswer:
+        return answer
 
 
 def single_turns(form: BiosForm) -> Callable[[str, str, str], Dialogue]:

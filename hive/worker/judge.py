@@ -47,6 +47,10 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     """The last data event; comments and pings do not count."""
     waited_for_head_s: float = 0.0
     """Time in which it could have had its head; see `has_place`."""
+    began_at: float | None = None
+    """Beginning of the whole request, where this is a later turn of it."""
+    is_answered: bool = False
+    """True once this turn's answer is whole: the server owes nothing, and the next turn is the caller's to come."""
 
     @property
     def moved_at(self) -> float | None:
@@ -113,8 +117,11 @@ def lateness(request: InFlight, profile: TimeoutProfile, now: float) -> FailReas
     >>> lateness(InFlight(asked_at=0), TimeoutProfile(), 2.5).value
     'connect_failed'
     """
-    if _is_over(now - request.asked_at, profile.absolute_timeout_s):
+    began_at = request.asked_at if request.began_at is None else request.began_at
+    if _is_over(now - began_at, profile.absolute_timeout_s):
         return FailReason.ABSOLUTE_TIMEOUT
+    if request.is_answered:
+        return None
     if request.connected_at is None:
         return FailReason.CONNECT_FAILED if now - request.asked_at > profile.connect_timeout_s else None
     if request.data_at is not None:
@@ -148,11 +155,14 @@ def left_owed(request: InFlight, burnt_at: float | None) -> bool:
     >>> left_owed(InFlight(asked_at=5, data_at=9), 7), left_owed(InFlight(asked_at=5), 7)
     (True, False)
     """
+    if request.is_answered:
+        return False
     return burnt_at is None or burnt_at <= (request.asked_at if request.moved_at is None else request.moved_at)
 
 
 def has_place(asked_at: float, others: Sequence[InFlight], *, places: int) -> bool:
-    """Whether a server with `places` can work on this request while the `others` are under way: older ones go first.
+    """Whether a server with `places` can work on this request while the `others` are under way: older ones go first,
+    unless they have been answered.
 
     llama-server sends no head before a place is free, and that is nobody's fault.
 
@@ -160,7 +170,7 @@ def has_place(asked_at: float, others: Sequence[InFlight], *, places: int) -> bo
     >>> has_place(2, [older], places=1), has_place(2, [older], places=2), has_place(0, [older], places=1)
     (False, True, True)
     """
-    return sum(other.asked_at < asked_at for other in others) < places
+    return sum(other.asked_at < asked_at and not other.is_answered for other in others) < places
 
 
 def burns(cpu_s: float, over_s: float) -> bool:

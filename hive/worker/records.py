@@ -53,7 +53,7 @@ class ToolCallText(msgspec.Struct):
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):
-    """One answer of the model. `usage`: tokens read and written, None where the server did not tell."""
+    """One answer of the model. Tokens read and written are None where the server did not tell."""
 
     text: str
     thinking: str = ""
@@ -61,6 +61,8 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Those of the prompt that the server had read before."""
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     job_name: str
     state: RequestState
     reason: str | None
-    """A `FailReason`, or `canceled`; None while it runs and when it completed."""
+    """A `FailReason`, a reason of its dialogue, or `canceled`; None while it runs and when it completed."""
     created_at: float
     first_data_at: float | None
     last_stream_byte_at: float | None
@@ -78,7 +80,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Last data event or sign of life, whichever is later; before both, its creation."""
     ended_at: float | None
     output_length: int
-    """Characters of text so far."""
+    """Characters of text so far, of all turns."""
     tool_iterations_remaining: int | None
     signals: tuple[Any, ...]
 
@@ -93,7 +95,10 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     """One sentence for people, empty where it completed."""
     answer: ModelAnswer
+    """Answer of the last turn, or the part of it that came."""
     signals: tuple[Any, ...]
+    turns: tuple[ModelAnswer, ...]
+    """All whole answers as the model wrote them, in order."""
 
 
 class NotReady(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from hive.worker.records import (
     RequestStatus,
     ToolCallText,
 )
-from hive.worker.repeated_line import RepeatedLine
+from hive.worker.runaway import Runaway
 from hive.worker.stream import AnswerFailed, Clock, Progress, answer
 
 _WITH_USAGE: Mapping[str, Any] = {"include_usage": True}
@@ -40,41 +40,62 @@ class AnswerText:
         self._calls: dict[int, ToolCallText] = {}
         self._finish_reason: str | None = None
         self._tokens: tuple[int | None, int | None] = (None, None)
+        self._cached: int | None = None
+        self._runaways = Runaway(), Runaway(), Runaway()
         self.length = 0
 
     def take(self, chunk: Completion) -> str:
-        """Keeps what is in it, and returns its piece of text."""
+        """Keeps what is in it. Returns in words why the model is not to go on; empty: it may."""
         if chunk.usage is not None:
             self._tokens = _whole(chunk.usage.prompt_tokens), _whole(chunk.usage.completion_tokens)
+            if chunk.usage.prompt_tokens_details is not None:
+                self._cached = _whole(chunk.usage.prompt_tokens_details.cached_tokens)
+        if chunk.timings is not None:
+            self._cached = _whole(chunk.timings.cache_n)
         choice = chunk.choices[0] if chunk.choices else None
         if choice is None:
             return ""
         self._finish_reason = choice.finish_reason or self._finish_reason
         if choice.delta is None:
             return ""
+        text, thinking, arguments = self._runaways
+        why = ""
         for piece in choice.delta.calls:
-            self._take_call(piece)
+            why = arguments.feed(self._take_call(piece)) or why
         if choice.delta.thinking:
             self._thinking.append(choice.delta.thinking)
-        if text := choice.delta.text:
-            self._text.append(text)
-            self.length += len(text)
-        return text
+            why = thinking.feed(choice.delta.thinking) or why
+        if said := choice.delta.text:
+            self._text.append(said)
+            self.length += len(said)
+            why = text.feed(said) or why
+        return why
 
-    def _take_call(self, piece: CallPiece) -> None:
+    @property
+    def calls_begun(self) -> int:
+        return len(self._calls)
+
+    def whole_calls(self) -> tuple[ToolCallText, ...]:
+        """All but the last: a call is whole once another one has begun."""
+        return tuple(self._calls[index] for index in sorted(self._calls)[:-1])
+
+    def _take_call(self, piece: CallPiece) -> str:
+        """Returns its piece of arguments."""
         index = piece.index if piece.index is not None else max(self._calls, default=0)
         if index not in self._calls and len(self._calls) >= MAX_CALLS:
-            return
+            return ""
         call = self._calls.setdefault(index, ToolCallText())
         call.id = piece.id or call.id
-        if piece.function is not None:
-            call.name += piece.function.name or ""
-            call.arguments += piece.function.arguments or ""
+        if piece.function is None:
+            return ""
+        call.name += piece.function.name or ""
+        call.arguments += piece.function.arguments or ""
+        return piece.function.arguments or ""
 
     def so_far(self) -> ModelAnswer:
         calls = tuple(self._calls[index] for index in sorted(self._calls))
         text, thinking = "".join(self._text), "".join(self._thinking)
-        return ModelAnswer(text, thinking, calls, self._finish_reason, *self._tokens)
+        return ModelAnswer(text, thinking, calls, self._finish_reason, *self._tokens, self._cached)
 
 
 def _whole(number: float | None) -> int | None:
@@ -99,6 +120,10 @@ class SubmittedRequest:
         self._reason: str | None = None
         self._detail = ""
         self._text = AnswerText()
+        self._turns: list[ModelAnswer] = []
+        self._length_before = 0
+        self._before: Progress | None = None
+        """Of the turn before."""
         self._asked_at = self.progress.asked_at
         self._created_at = time.time()
         self._first_data_at: float | None = None
@@ -111,22 +136,35 @@ class SubmittedRequest:
     def is_running(self) -> bool:
         return self._state is RequestState.RUNNING
 
-    async def run(self, socket: Path) -> None:
-        """Its turns until the end. Raises AnswerFailed; other ends are set from outside, by `end` and a cancel."""
+    async def run(self, socket: Path, answered: Callable[[Progress], None]) -> None:
+        """Its turns until the end; `answered` is told each time the server has done its part.
+
+        Raises AnswerFailed, and what its dialogue raises; other ends are set from outside, by `end` and a cancel.
+        """
         while self.is_running:
-            self._text, loop = AnswerText(), RepeatedLine()
-            async with aclosing(answer(socket, self._body(), self.progress)) as chunks:
-                async for chunk in chunks:
-                    if self._first_data_at is None:
-                        self._first_data_at = self.progress.data_at or self._clock()
-                    if loop.feed(self._text.take(chunk)):
-                        raise AnswerFailed(
-                            FailReason.REPEATED_LINE_LOOP, "the model writes the same line again and again"
-                        )
-            if not await self._dialogue.after(self._text.so_far()):
+            await self._ask(socket)
+            self.progress.is_answered = True
+            answered(self.progress)
+            self._turns.append(self._text.so_far())
+            if not await self._dialogue.after(self._turns[-1]):
                 self.end(RequestState.COMPLETED)
                 return
-            self.progress = Progress(self._clock)
+            self._before, self.progress = self.progress, Progress(self._clock, began_at=self._asked_at)
+
+    async def _ask(self, socket: Path) -> None:
+        """One turn: its answer is in `_text`, whole, or as much of it as its dialogue needs."""
+        self._length_before += self._text.length
+        self._text, calls = AnswerText(), 1
+        async with aclosing(answer(socket, self._body(), self.progress)) as chunks:
+            async for chunk in chunks:
+                if self._first_data_at is None:
+                    self._first_data_at = self.progress.data_at or self._clock()
+                if why := self._text.take(chunk):
+                    raise AnswerFailed(FailReason.REPEATED_LINE_LOOP, why)
+                if self._text.calls_begun > calls:
+                    calls = self._text.calls_begun
+                    if self._dialogue.is_enough(self._text.whole_calls()):
+                        return
 
     def _body(self) -> bytes:
         fields = self._dialogue.fields(datetime.now().astimezone())
@@ -158,7 +196,8 @@ class SubmittedRequest:
             self.task.cancel()
 
     def status(self) -> RequestStatus:
-        last = [at for at in (self.progress.data_at, self._alive_at) if at is not None]
+        data_at, byte_at = self._last("data_at"), self._last("byte_at")
+        last = [at for at in (data_at, self._alive_at) if at is not None]
         return RequestStatus(
             request_id=self.request_id,
             job_name=self.job_name,
@@ -166,24 +205,31 @@ class SubmittedRequest:
             reason=self._reason,
             created_at=self._created_at,
             first_data_at=self._wall(self._first_data_at),
-            last_stream_byte_at=self._wall(self.progress.byte_at),
+            last_stream_byte_at=self._wall(byte_at),
             last_liveness_at=self._wall(self._alive_at),
             last_progress_at=self._created_at + max(last, default=self._asked_at) - self._asked_at,
             ended_at=self._wall(self._ended_at),
-            output_length=self._text.length,
+            output_length=self._length_before + self._text.length,
             tool_iterations_remaining=self._dialogue.iterations_remaining,
             signals=tuple(self._dialogue.signals),
         )
 
+    def _last(self, mark: str) -> float | None:
+        """Mark of this turn's progress, before it has one that of the turn before."""
+        found: float | None = getattr(self.progress, mark)
+        return found if found is not None or self._before is None else getattr(self._before, mark)
+
     def result(self) -> RequestResult:
+        so_far = self._text.so_far()
         return RequestResult(
             request_id=self.request_id,
             job_name=self.job_name,
             state=self._state,
             reason=self._reason,
             detail=self._detail,
-            answer=self._text.so_far(),
+            answer=self._dialogue.shown(so_far) if self._state is RequestState.COMPLETED else so_far,
             signals=tuple(self._dialogue.signals),
+            turns=tuple(self._turns),
         )
 
     def _wall(self, at: float | None) -> float | None:

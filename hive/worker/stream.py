@@ -14,6 +14,8 @@ from hive.host.http_call import CallFailed, calling, connected_unix, encode_requ
 from hive.worker.judge import FailReason, InFlight
 
 COMPLETIONS = "/v1/chat/completions"
+REPETITION = "repetition"
+"""The `finish_reason` of a vLLM that was asked for `repetition_detection`, and found some."""
 DONE = b"[DONE]"
 ERROR_MAX_BYTES = 65536
 CONTROL_MAX_BYTES = 1024 * 1024
@@ -38,15 +40,18 @@ class ServerUnreachable(AnswerFailed):
 class Progress:
     """Marks of one request, written here and read by whoever judges it. Times of `clock`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, began_at: float | None = None) -> None:
         self.clock = clock
         self.asked_at = clock()
+        self.began_at = began_at
+        """Beginning of the whole request, where this is a later turn of it."""
         self.connected_at: float | None = None
         self.headed_at: float | None = None
         self.byte_at: float | None = None
         """The last byte of the body, whatever it was."""
         self.data_at: float | None = None
         self.waited_for_head_s = 0.0
+        self.is_answered = False
 
     def facts(self) -> InFlight:
         return InFlight(
@@ -55,6 +60,8 @@ class Progress:
             headed_at=self.headed_at,
             data_at=self.data_at,
             waited_for_head_s=self.waited_for_head_s,
+            began_at=self.began_at,
+            is_answered=self.is_answered,
         )
 
 
@@ -99,8 +106,11 @@ def _chunk(payload: bytes) -> Completion:
         raise AnswerFailed(FailReason.BACKEND_ERROR, "the server sent an event that is no JSON") from None
     if chunk.is_error:
         raise AnswerFailed(FailReason.BACKEND_ERROR, words_of(payload))
-    if chunk.choices and chunk.choices[0].finish_reason in GIVEN_UP:
+    finish_reason = chunk.choices[0].finish_reason if chunk.choices else None
+    if finish_reason in GIVEN_UP:
         raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server gave up on its answer")
+    if finish_reason == REPETITION:
+        raise AnswerFailed(FailReason.REPEATED_LINE_LOOP, "the server found that the model repeats itself")
     return chunk
 
 

@@ -49,6 +49,8 @@ class ServerWatch:
         """Last time its process was seen to burn CPU."""
         self._sampled_at: float | None = None
         self._cpu_s = 0.0
+        self._is_idle = True
+        """True while there is no request at all; one whose tools run is owed nothing, and has its whole time."""
         self._looked_at = clock()
 
     def __repr__(self) -> str:
@@ -64,7 +66,7 @@ class ServerWatch:
         self._woken.set()
 
     def moved(self, progress: Progress) -> None:
-        """A request has ended by itself; it may have come and gone between two looks."""
+        """A request, or a turn of one, has ended by itself; it may have come and gone between two looks."""
         at = progress.facts().moved_at
         if at is not None:
             self._moved_at = max(at, self._moved_at or at)
@@ -76,10 +78,9 @@ class ServerWatch:
             while True:
                 if (reason := await self._look()) is not None:
                     return reason
-                is_idle = self._owed_since is None
                 woken = spawn(self._woken.wait(), name="watch-woken")
                 try:
-                    timeout = None if is_idle else self._profile.look_every_s
+                    timeout = None if self._is_idle else self._profile.look_every_s
                     await asyncio.wait({ended, woken}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     woken.cancel()
@@ -96,6 +97,7 @@ class ServerWatch:
         self._looked_at = now
         facts = {key: progress.facts() for key, progress in requests.items()}
         self._note_debt(requests)
+        self._is_idle = not requests and self._owed_since is None
         self._sample_cpu(now)
         verdict = judge(
             ServerFacts(
@@ -131,9 +133,9 @@ class ServerWatch:
             moves = [self._moved_at, *(progress.facts().moved_at for progress in requests.values())]
             if any(at is not None and at > self._left_owed_at for at in moves):
                 self._left_owed_at = None
-        if requests:
+        if owing := [progress.asked_at for progress in requests.values() if not progress.is_answered]:
             if self._owed_since is None:
-                self._owed_since = min(progress.asked_at for progress in requests.values())
+                self._owed_since = min(owing)
         elif self._left_owed_at is None:
             self._owed_since = None
 

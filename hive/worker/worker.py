@@ -21,7 +21,7 @@ from hive.errors import BadRequest, NotFound, WrongState
 from hive.host.cgroup import Leaf
 from hive.tasks import spawn
 from hive.worker.bios import BiosForm
-from hive.worker.dialogue import DialogueMaker, single_turns
+from hive.worker.dialogue import DialogueFailed, DialogueMaker, single_turns
 from hive.worker.judge import FailReason
 from hive.worker.keeper import ServerKeeper
 from hive.worker.profile import TimeoutProfile
@@ -201,12 +201,14 @@ class LlamaWorker:
 
     async def _run(self, request: SubmittedRequest) -> None:
         try:
-            await request.run(self._keeper.socket)
+            await request.run(self._keeper.socket, self._note_turn)
         except AnswerFailed as error:
             reason, detail = await self._reason_of(error)
             if isinstance(error, ServerUnreachable) and self._keeper.watch is not None:
                 self._keeper.watch.refused()
             request.end(RequestState.FAILED, reason.value, detail)
+        except DialogueFailed as error:
+            request.end(RequestState.FAILED, error.reason, str(error))
         except Exception as error:
             # A dialogue comes from outside, and what it raises is the end of its request alone.
             log.exception("dialogue_failed job=%s", request.job_name)
@@ -224,6 +226,10 @@ class LlamaWorker:
         if is_cut and process is not None and await process.has_ended(within_s=DEATH_S):
             return FailReason.SERVER_DIED, f"the server ended with exit code {process.code}"
         return error.reason, str(error)
+
+    def _note_turn(self, progress: Progress) -> None:
+        if self._keeper.watch is not None:
+            self._keeper.watch.moved(progress)
 
     def _running(self) -> list[SubmittedRequest]:
         return [request for request in self._requests.values() if request.is_running]

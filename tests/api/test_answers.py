@@ -123,7 +123,8 @@ IN_ORDER = [
     Asked("runner_load_adapter", {"adapter": "legal"}, body={"verifiedOpToken": None}, status=400),
     Asked("pull_adapter", body={"path": "legal", "base": "meta/tiny", "name": "other"}, status=202),
     Asked("pull_adapter", body={"path": "legal", "base": "nobody"}, status=404),
-    Asked("unload_adapter", {"adapter": "legal"}, status=404),  # it is not loaded
+    Asked("unload_adapter", {"adapter": "legal"}),  # it is not loaded
+    Asked("unload_adapter", {"adapter": "nobody"}, status=404),
     Asked("trust_key", body={"keyId": "3f", "pem": "no key"}, status=400),
     Asked("revoke_key", {"id": "3f9a0c"}, status=404),
     Asked("remove_adapter", {"adapter": "legal"}, {"digest": "ffff"}, status=404),

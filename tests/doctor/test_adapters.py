@@ -19,8 +19,8 @@ from tests.adapters.lora_files import new_key
 
 def look(subject: Subject, name: str, **section: str) -> Result:
     assert subject.paths is not None
-    given = {"dir": str(subject.paths.state / "from"), **section}
-    settings = Settings(adapters=AdaptersSection(**given))
+    given = AdaptersSection(dir=str(subject.paths.state / "from"))
+    settings = Settings(adapters=msgspec.structs.replace(given, **section))
     [result] = examine(msgspec.structs.replace(subject, settings=settings), choose([f"adapters.{name}"]))
     return result
 

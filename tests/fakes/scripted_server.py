@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""An inference server that does what the last message of a request says. The standard library alone: it starts at once.
+"""An inference server that does what a request's first message of the user says. The standard library alone: it starts
+at once.
 
     scripted_server.py --socket PATH [--pids FILE] [--child HOW]… [--ignore-term] [--crash-at-start] [--chatter BYTES]
-                       [--wait-for FIFO]
+                       [--wait-for FIFO] [--asked FILE]
 
 Words of a message, carried out in order: `head SECONDS` (before the head), `wait SECONDS`, `data N`, `every SECONDS`
 (between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `eat MIB` (of
 memory), `error`, `status N`, `cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on),
-`whole` (end marker). `--child HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its
-environment, as vLLM's do), `setsid` or `double`. `--wait-for`: it listens once there is something to read. All pids go
-to FILE.
+`whole` (end marker), `call NAME=ARGUMENTS` (of a tool, in pieces), `think TEXT`, `white N` (characters of white space),
+`finish REASON`. A `|` stands between two turns: the n-th is carried out when n answers are in the messages. `--child
+HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its environment, as vLLM's do),
+`setsid` or `double`. `--wait-for`: it listens once there is something to read. All pids go to FILE, all bodies to the
+FILE of `--asked`, one a line.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Script:
         self._path = path
         self._is_headed = False
         self._every_s = 0.0
+        self._calls = 0
 
     def run(self, words: list[str]) -> None:
         left = iter(words)
@@ -70,8 +74,27 @@ class Script:
     def do_text(self, text: str) -> None:
         self._say(text.replace("_", "\n"))
 
+    def do_white(self, count: str) -> None:
+        for _ in range(int(count) // 64):
+            self._say(" " * 63 + "\n")
+
+    def do_think(self, text: str) -> None:
+        self._delta({"reasoning_content": text.replace("_", "\n")})
+
+    def do_call(self, call: str) -> None:
+        name, _, arguments = call.partition("=")
+        first = {"index": self._calls, "id": f"c{self._calls}", "type": "function", "function": {"name": name}}
+        self._delta({"tool_calls": [first]})
+        for at in range(0, len(arguments), 7):
+            piece = {"index": self._calls, "function": {"arguments": arguments[at : at + 7]}}
+            self._delta({"tool_calls": [piece]})
+        self._calls += 1
+
     def _say(self, text: str) -> None:
-        self._event(json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}))
+        self._delta({"content": text})
+
+    def _delta(self, delta: dict[str, object]) -> None:
+        self._event(json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
 
     def _event(self, data: str) -> None:
         self._chunk(f"data: {data}\n\n".encode())
@@ -117,6 +140,9 @@ class Script:
     def do_leave(self) -> None:
         os.unlink(self._path)
 
+    def do_finish(self, reason: str) -> None:
+        self._event(json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}))
+
     def do_whole(self) -> None:
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
         self._event(json.dumps(last))
@@ -127,6 +153,7 @@ class Script:
 
 
 TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "eat", "status", "crash"}
+TAKES_ONE |= {"call", "think", "white", "finish"}
 EATEN: list[bytes] = []
 
 
@@ -144,7 +171,15 @@ def read(connection: socket.socket) -> tuple[str, bytes]:
     return head.split()[1].decode(), body
 
 
-def answer(connection: socket.socket, path: str) -> None:
+def words_of(messages: list[dict[str, object]]) -> list[str]:
+    """The script of this turn; beyond the last one, a short answer."""
+    said = [one for one in messages if one["role"] == "user"] or messages
+    turns = str(said[0]["content"]).split("|")
+    number = sum(one["role"] == "assistant" for one in messages)
+    return turns[number].split() if number < len(turns) else ["data", "1"]
+
+
+def answer(connection: socket.socket, path: str, asked_file: str) -> None:
     with connection:
         try:
             target, body = read(connection)
@@ -153,8 +188,11 @@ def answer(connection: socket.socket, path: str) -> None:
                 connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
                 return
             asked = json.loads(body)
-            words = str(asked["messages"][-1]["content"]).split()
+            words = words_of(asked["messages"])
             print("asked", json.dumps(asked), flush=True)
+            if asked_file:
+                with open(asked_file, "a") as file:
+                    file.write(json.dumps(asked) + "\n")
             Script(connection, path).run(["data", "1"] if words == ["Hi"] else words)
         except (Gone, OSError):
             return
@@ -199,6 +237,7 @@ def main() -> int:
     parser.add_argument("--crash-at-start", type=int, default=0)
     parser.add_argument("--chatter", type=int, default=0)
     parser.add_argument("--wait-for", default="", help="it listens once this can be read")
+    parser.add_argument("--asked", default="")
     flags = parser.parse_args()
     if flags.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -219,7 +258,7 @@ def main() -> int:
     listener.listen(64)
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=answer, args=(connection, flags.socket), daemon=True).start()
+        threading.Thread(target=answer, args=(connection, flags.socket, flags.asked), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -133,6 +133,12 @@ class WordAsker:
         return Answer(name, asked_at, time.monotonic(), answer.status_code, text, told)
 
 
+def answered(asker: WordAsker, name: str) -> Answer | None:
+    """The answer, where it is one."""
+    answer = asker.ask(name)
+    return answer if answer.status == 200 else None
+
+
 LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=64)
 
 

@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 
 from hive.errors import HiveError
-from tests.journeys.adapter_stack import MadeAdapter, Versions, WordAsker, asking, ended, install, load, make, unload
+from tests.journeys.adapter_stack import (
+    MadeAdapter,
+    Versions,
+    WordAsker,
+    answered,
+    asking,
+    ended,
+    install,
+    load,
+    make,
+    unload,
+)
 from tests.journeys.pool_stack import llama_models, pool_config
 from tests.journeys.stack import Stack, stack, until
 
@@ -153,7 +164,7 @@ def test_whoever_is_killed_while_it_is_loaded_the_name_means_one_of_both(
     hive.restart(who)
     with closing(WordAsker(hive, "alice")) as again:
         assert until(lambda: again.ask(BASE).status == 200, within_s=60, what="the base serves")
-        answer = until(lambda: (got := again.ask("red")).status == 200 and got, within_s=60, what="red answers")
+        answer = until(lambda: answered(again, "red"), within_s=60, what="red answers")
         assert answer.text.split() in ([old.word] * 3, [new.word] * 3)
         until(
             lambda: not [job for job in hive.get("/api/jobs")["jobs"] if job["state"] == "running"],
@@ -184,7 +195,7 @@ def test_a_killed_server_of_an_adapter_is_started_again_for_the_next_request(
     red = next(pid for pid in before if b"--lora" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(red, signal.SIGKILL)
     assert alice.ask(BASE).status == 200
-    answer = until(lambda: (got := alice.ask("red")).status == 200 and got, within_s=60, what="red answers")
+    answer = until(lambda: answered(alice, "red"), within_s=60, what="red answers")
     assert answer.text.split() == [made.word] * 3
 
 

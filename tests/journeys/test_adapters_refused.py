@@ -147,6 +147,9 @@ def test_an_adapter_from_the_signers_desk_to_the_revoked_key(user: AdapterUser, 
     loaded = user.ok("adapter", "load", "red", "--json").answer
     assert (loaded["state"], loaded["result"]["changed"]) == ("done", True)
     assert alice.ask("red").text.split() == [red.word] * 3
+    told = [model["id"] for model in hive.get("/v1/capabilities")["models"]["loaded"]]
+    assert [name for name in told if "red" in name] == ["red"], "by the name that it is asked for"
+    assert hive.get("/health")["modelsLoaded"] == len(told)
     again = user.ok("adapter", "load", "red", "--json").answer
     assert (again["state"], again["result"]["changed"]) == ("done", False)
     assert user.refused("adapter", "remove", "red", "--yes") == (1, "wrong_state")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import httpx
@@ -14,9 +15,21 @@ import pytest
 
 from hive.errors import HiveError
 from tests import vllm
-from tests.journeys.adapter_stack import MadeAdapter, Versions, WordAsker, asking, ended, install, load, make, unload
+from tests.journeys.adapter_stack import (
+    MadeAdapter,
+    Versions,
+    WordAsker,
+    answered,
+    asking,
+    ended,
+    install,
+    load,
+    make,
+    unload,
+)
 from tests.journeys.pool_stack import ON_VLLM, vllm_row
 from tests.journeys.stack import Stack, stack, until
+from tests.ports import free_port
 from tests.vllm import MODEL, VllmServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -149,7 +162,7 @@ def test_whoever_is_killed_while_it_is_loaded_at_vllm_the_name_means_one_of_both
         hive.post("/api/adapters/red/load", {"digest": digest})
     hive.restart(*who)
     with closing(WordAsker(hive, "alice")) as again:
-        answer = until(lambda: (got := again.ask("red")).status == 200 and got, within_s=60, what="red answers")
+        answer = until(lambda: answered(again, "red"), within_s=60, what="red answers")
         assert answer.text.split() in ([old.word] * 3, [new.word] * 3)
         assert load(hive, "red", digest)["state"] == "done"
         assert again.ask("red").text.split() == [new.word] * 3
@@ -185,9 +198,41 @@ def test_a_vllm_of_the_pool_has_its_adapters_again_before_its_gate_opens(model: 
                 os.kill(pid, signal.SIGKILL)
             for name, one in made.items():
                 answer = until(
-                    lambda name=name: (got := alice.ask(name)).status == 200 and got,
+                    lambda name=name: answered(alice, name),  # type: ignore[misc]
                     within_s=120,
                     what=f"{name} answers again",
                 )
                 assert answer.text.split() == [one.word] * 3
             assert alice.ask(ON_VLLM).status == 200
+
+
+def test_a_vllm_in_use_that_is_started_anew_is_never_asked_before_it_has_its_adapters(
+    model: Path, tmp_path: Path
+) -> None:
+    made, port = adapter(model, tmp_path, 1), free_port()
+    config = f"[daemon]\nbackend_check_s = 0.5\n[adapters]\ndir = {tmp_path}\nsignatures = off\n"
+    with ExitStack() as first, ExitStack() as second:
+        server = first.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
+        hive = second.enter_context(stack(url=server.url, config=config))
+        hive.create("alice", "idler.py")
+        alice = second.enter_context(closing(WordAsker(hive, "alice")))
+        assert load(hive, "red", install(hive, made, "red", MODEL))["state"] == "done"
+        assert alice.ask("red").text.split() == [made.word] * 3
+        first.close()
+        statuses, is_over = set(), threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                answer = alice.ask("red")
+                statuses.add(answer.status if answer.status != 200 else answer.text)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            second.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
+            until(lambda: " ".join([made.word] * 3) in {str(one).strip() for one in statuses}, within_s=60, what="red")
+        finally:
+            is_over.set()
+            asking.join()
+        assert {one for one in statuses if isinstance(one, int)} <= {502, 503}
+        assert [one for one in statuses if isinstance(one, str) and one.split() != [made.word] * 3] == []

@@ -49,6 +49,15 @@ def looked_at(request: InFlight, *, now: float, profile: TimeoutProfile = PROFIL
             TimeoutProfile(absolute_timeout_s=99),
             "absolute_timeout",
         ),
+        # Its turn is over and its tools run: nothing is late but the whole of it.
+        (InFlight(asked_at=0, connected_at=0, headed_at=1, data_at=1, is_answered=True), 9000, PROFILE, None),
+        (
+            InFlight(asked_at=90, connected_at=90, headed_at=91, data_at=91, began_at=0, is_answered=True),
+            100,
+            TimeoutProfile(absolute_timeout_s=99),
+            "absolute_timeout",
+        ),
+        (InFlight(asked_at=90, connected_at=90, began_at=0), 100, TimeoutProfile(absolute_timeout_s=101), None),
     ],
 )
 def test_a_request_is_late_for_its_own_reason(
@@ -141,3 +150,10 @@ def test_a_place_goes_to_the_older_ones_first() -> None:
 @pytest.mark.parametrize(("burnt_at", "answer"), [(None, True), (1, True), (1.1, False)])
 def test_a_server_that_worked_since_owes_nothing(burnt_at: float | None, answer: bool) -> None:
     assert left_owed(STREAMS, burnt_at) is answer
+
+
+def test_a_request_whose_tools_run_takes_no_place_and_leaves_nothing_owed() -> None:
+    answered = InFlight(asked_at=0, headed_at=1, data_at=1, is_answered=True)
+    assert has_place(2, [answered], places=1)
+    assert not left_owed(answered, None)
+    assert left_owed(STREAMS, None)

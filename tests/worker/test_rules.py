@@ -14,6 +14,7 @@ from hive.worker.log_ring import LINE_MAX_BYTES, LINES_MAX, LogRing
 from hive.worker.profile import TimeoutProfile
 from hive.worker.repeated_line import RepeatedLine
 from hive.worker.restarts import ServerEnd, delay_s
+from hive.worker.runaway import WHITE_MAX, Runaway, WhiteSpaceRun
 
 PROFILE = TimeoutProfile()
 NOW = datetime(2026, 11, 23, 19, 5, tzinfo=UTC)
@@ -113,6 +114,20 @@ def test_short_lines_may_repeat_and_a_line_without_end_is_bounded() -> None:
     assert found.feed("\n" + "the same line again\n" * 8)
 
 
+@given(st.lists(st.sampled_from(["a", " ", "\n\t", "   ", ""]), max_size=40), st.integers(1, 9))
+def test_a_run_of_white_space_is_found_in_pieces(pieces: list[str], most: int) -> None:
+    found = WhiteSpaceRun(most)
+    said = [found.feed(piece) for piece in pieces]
+    runs = "".join(pieces).replace("\n", " ").replace("\t", " ").split("a")
+    assert (said or [False])[-1] is (max(map(len, runs)) >= most)
+
+
+def test_white_space_and_lines_are_loops_in_words_of_their_own() -> None:
+    assert Runaway().feed(" " * (WHITE_MAX - 1)) == ""
+    assert "white space" in Runaway().feed(" " * WHITE_MAX)
+    assert "same line" in Runaway().feed("over and over again\n" * 8)
+
+
 # --- BIOS --------------------------------------------------------------------------------------------------------
 
 
@@ -135,3 +150,10 @@ def test_the_bios_is_stable_but_for_its_last_lines() -> None:
 def test_the_bios_comes_before_the_callers_words_in_messages_too() -> None:
     told = [message["content"] for message in messages("Be short.", "x", NOW, BiosForm.MESSAGES)]
     assert told == [STABLE, "Be short.", "It is 2026-11-23 19:05 (UTC).", "x"]
+
+
+@pytest.mark.parametrize("form", BiosForm)
+def test_rules_of_tools_stand_before_the_callers_words_and_are_told_without_a_bios_too(form: BiosForm) -> None:
+    system = "".join(message["content"] for message in messages("Be short.", "x", NOW, form, rules="Call X.")[:-1])
+    assert 0 <= system.index("Call X.") < system.index("Be short.")
+    assert (STABLE in system) is (form is not BiosForm.OFF)
