@@ -75,12 +75,7 @@ class SlotAdapters:
         entry = adapter_entries(entries, [(record, self._directory.path(record))]).get(place.slot)
         if entry is None:
             raise WrongState(f"{record.base} is no model of the pool any more")
-<<<<<<< HEAD
-        is_new = place.slot not in pool.slots
-        slot = pool.add(entry)
-=======
         is_new, slot = place.slot not in pool.slots, pool.add(entry)
->>>>>>> adapters-surface
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(pool.footprints.facts_of(entry), READ_WITHIN_S)
@@ -88,11 +83,7 @@ class SlotAdapters:
         except BaseException as error:
             if isinstance(error, HiveError):
                 log.warning("adapter_not_loaded slot=%s error=%s", slot.id, error.message)
-<<<<<<< HEAD
-                if is_new:  # else its name leads there, and a later request may have it loaded
-=======
                 if is_new:
->>>>>>> adapters-surface
                     await self.unload(place)
             raise
 
