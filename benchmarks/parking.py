@@ -67,7 +67,8 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory(prefix="hive-parking-", dir="/var/tmp") as made:
         kept, llama = Path(made) / "kept", Path(made) / "llama"
-        (kept / "engine").mkdir(parents=True)
+        kept.mkdir(mode=0o700)
+        (kept / "engine").mkdir(mode=0o700)
         llama.mkdir()
         more = ("--slots", "--slot-save-path", str(kept / "engine"), "--cache-ram", "0", "--parallel", "1")
         config = f"[inference]\nllama_slot_dir = {kept}\nllama_slots_at = light\n[daemon]\nbackend_check_s = 0.2\n"

@@ -403,6 +403,10 @@ TABLE: dict[str, Row] = {
     "adapters_unreadable": _error(
         "the installed adapters in {path} cannot be read by inference servers", "{sudo}chmod a+rX {path:quote}"
     ),
+    "slots_not_kept": _warning(
+        "slots of llama-servers are not kept although llama_slot_dir is set: {why}",
+        "hive config show --origin  # another directory, or none",
+    ),
     "lease_overdue": _warning(
         "lease {lease} ({label}) of {user} was not renewed, and its {mb} MiB are not seen to be free"
         "{more:? (and * more)}: they are given to nobody",

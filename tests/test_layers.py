@@ -84,6 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
+    "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program

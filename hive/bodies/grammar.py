@@ -164,7 +164,7 @@ def check(fields: dict[str, Raw], limits: SchemaLimits, *, has_worded: bool = Fa
     """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex. `has_worded`: a Lark grammar of
     a custom tool goes to the model in words, so that no server compiles it.
 
-    >>> rules = {"rules": 99, "answer_rules": 99}
+    >>> rules = {"rules": 99, "answer_rules": 99, "pattern_times": 99}
     >>> few = SchemaLimits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, pattern_ways=9, **rules)
     >>> check({"format": Raw(b'{"enum":[1,2]}')}, few)
     >>> check({"format": Raw(b'{"enum":[1,2,3]}')}, few)

@@ -62,10 +62,12 @@ class Pattern:
     """One expression, read. Raises PatternError for one that is not understood or repeats what may be empty.
 
     `ways`: readings of the worst text of LETTERS letters, more than which there are none. `size`: rules it becomes.
-    `repeated`: what its long repetitions cost beside them, in rules.
+    `repeated`: what its long repetitions cost beside them, in rules; `most_times`: the largest number in one of them.
 
     >>> Pattern("^[a-z]{1,64}$").ways, Pattern("^[a-z]*[a-z]*$").ways
     (1, 9)
+    >>> Pattern("^(c{2,300}|d{5,})$").most_times
+    300
     >>> Pattern("^((a|b|[a-z]*)*c?){0,40}$")
     Traceback (most recent call last):
     hive.bodies.patterns.PatternError: it repeats what may be empty
@@ -81,7 +83,7 @@ class Pattern:
         self._follow: list[list[int]] = []
         self._edges = 0
         self.size = 1
-        self.repeated = 0
+        self.repeated = self.most_times = 0
         first, _, _, _ = self._choice()
         if self._at < len(text):
             raise PatternError("its parentheses do not match")
@@ -137,6 +139,7 @@ class Pattern:
         part = self._one()
         while (times := self._times()) is not None:
             low, high = times
+            self.most_times = max(self.most_times, low, high or 0)
             if part[3] and high is not None and 1 < high <= _COPIED:
                 part = self._copies(part[0][0], low, high)
                 continue

@@ -49,6 +49,7 @@ class SchemaLimits(msgspec.Struct, frozen=True, kw_only=True):
     rules: int
     answer_rules: int
     pattern_ways: int
+    pattern_times: int
 
 
 class Path:
@@ -118,6 +119,10 @@ class Sums:
         if pattern.ways > (most := self.limits.pattern_ways):
             raise refused(
                 path, f"a text may be read in {min(pattern.ways, 10**6)} ways; this server is given at most {most}"
+            )
+        if pattern.most_times > (most := self.limits.pattern_times) > 0:
+            raise refused(
+                path, f"a pattern repeats something {pattern.most_times} times; this server is given at most {most}"
             )
         if pattern.size > (most := self.most // _PATTERN_SHARE):
             raise refused(path, f"this pattern becomes {pattern.size} rules; this server is given at most {most}")

@@ -75,8 +75,10 @@ def check(
         if closed := unreadable(loaded.file):
             raise ConfigError("\n".join(closed))
     from hive.doctor.vain_settings import settings_in_vain
+    from hive.files.layout import TARGET, UNITS, Layout
 
-    vain = settings_in_vain(loaded.settings, loaded.origins)
+    is_installed = loaded.file == DEFAULT_FILE and Layout().at(f"{UNITS}/{TARGET}").exists()
+    vain = settings_in_vain(loaded.settings, loaded.origins, is_installed=is_installed)
     answer = {"file": str(loaded.file) if loaded.file else None, "ok": True, "without_effect": vain}
     call.show("config.check", answer, lambda: "\n".join([f"{loaded.file or 'no file, defaults'}: ok", *vain]))
 

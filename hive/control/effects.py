@@ -120,7 +120,7 @@ class DaemonEffects:
         self.on_changed: Callable[[Agent, Agent], None] = lambda before, after: None  # noqa: ARG005
         """Told of every transition."""
         self.on_forgotten: Callable[[str], None] = lambda agent: None  # noqa: ARG005
-        """Told of an agent that is removed, by its id."""
+        """Told of an agent that is removed, or is another tenant's from now on, by its id."""
         self.started_with_port: dict[str, int] = {}
         """Agent → the proxy's port in the environment it was started with, by this daemon or as kept from before.
 

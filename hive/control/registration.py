@@ -198,6 +198,8 @@ class AgentRegistry:
 
     async def _change(self, life: AgentLifecycle, spec: AgentSpec, changed: list[str], actor: str) -> None:
         await life.change_spec(spec)
+        if "tenant" in changed:
+            self._effects.on_forgotten(life.agent.id)
         self._effects.put(life.agent)
         detail = {"name": spec.name, "changed": changed}
         self._audit_log.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)

@@ -7,13 +7,14 @@ from collections.abc import Collection
 from hive.backends.entries import entries_of
 from hive.backends.entry_sleep import why_no_sleep
 from hive.backends.launch import without_ram_cache
+from hive.backends.slot_place import why_no_slots
 from hive.backends.speculation import why_vain
 from hive.settings.table import Settings
 
 
-def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
+def settings_in_vain(settings: Settings, told: Collection[str], *, is_installed: bool = False) -> list[str]:
     """The settings that are right and have no effect, sentences. `told`: the settings that were written, as
-    `section.key`.
+    `section.key`; `is_installed`: they are those of an installed Hive.
 
     >>> from hive.settings.pool import ModelRow, PoolSection
     >>> described = {"q": ModelRow(file="/q.gguf")}
@@ -27,6 +28,9 @@ def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
     >>> kept = InferenceSection(llama_cache_ram_mb=512)
     >>> settings_in_vain(Settings(inference=kept, tenants={"acme": TenantRow()}), [])
     ['[inference] llama_cache_ram_mb has no effect: tenants are of more than one cache group']
+    >>> slots = Settings(inference=InferenceSection(llama_slot_dir="/d"))
+    >>> settings_in_vain(slots, []), settings_in_vain(slots, [], is_installed=True)[0][:54]
+    ([], '[inference] llama_slot_dir has no effect: an installed')
     """
     pool = settings.pool
     reasons = {entry.name: (entry, why_no_sleep(entry, pool)) for entry in entries_of(settings).values()}
@@ -41,4 +45,6 @@ def settings_in_vain(settings: Settings, told: Collection[str]) -> list[str]:
     said += [f"[inference] {why}" for why in why_vain(settings.inference)]
     if settings.inference.llama_cache_ram_mb != without_ram_cache(settings).llama_cache_ram_mb:
         said.append("[inference] llama_cache_ram_mb has no effect: tenants are of more than one cache group")
+    if why := why_no_slots(settings.inference, is_apart=is_installed):
+        said.append(f"[inference] llama_slot_dir has no effect: {why}")
     return said

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import count
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from hive.errors import BadRequest
 from hive.jobs.tools import ToolTable
 from hive.worker.records import ModelAnswer, ToolCallText
 
@@ -64,8 +66,14 @@ class CallForm(Protocol):
 
 
 def form_of(form: ToolForm, table: ToolTable, answer_schema: Mapping[str, Any] | None = None) -> CallForm:
-    """`answer_schema`: of the last answer, where that is to be JSON of a form."""
-    return NativeCalls(table, answer_schema) if form is ToolForm.NATIVE else SchemaCalls(table, answer_schema)
+    """`answer_schema`: of the last answer, where that is to be JSON of a form.
+
+    Raises BadRequest for a word that is neither.
+    """
+    if form not in list(ToolForm):
+        raise BadRequest(f"form is {form!r}: it must be {' or '.join(ToolForm)}")
+    is_native = form == ToolForm.NATIVE or not table  # without tools the answer needs no object around it
+    return NativeCalls(table, answer_schema) if is_native else SchemaCalls(table, answer_schema)
 
 
 def _signals_of(table: ToolTable) -> str:
@@ -77,17 +85,19 @@ class NativeCalls:
 
     def __init__(self, table: ToolTable, answer_schema: Mapping[str, Any] | None = None) -> None:
         self.rules = " ".join(part for part in (_RULES if table.tools else "", _signals_of(table)) if part)
-        self.fields: Mapping[str, Any] = {"tools": [one.raw for one in table.definitions()]}
+        self.fields: Mapping[str, Any] = {"tools": [one.raw for one in table.definitions()]} if table else {}
         if answer_schema is not None:
             self.fields = {**self.fields, "response_format": _response_format(answer_schema)}
 
     def calls_of(self, answer: ModelAnswer) -> tuple[ToolCallText, ...]:
         """Servers that give no ids, or the same twice, would make results ambiguous: those get one of nine letters and
         digits, as Mistral's template wants them."""
+        given = {call.id for call in answer.tool_calls}
         taken: set[str] = set()
+        free = (one for number in count() if (one := f"call{number:05}") not in given)
         found = []
-        for number, call in enumerate(answer.tool_calls):
-            call_id = call.id if call.id and call.id not in taken else f"call{number:05}"
+        for call in answer.tool_calls:
+            call_id = call.id if call.id and call.id not in taken else next(free)
             taken.add(call_id)
             found.append(ToolCallText(call_id, call.name, call.arguments))
         return tuple(found)
@@ -143,7 +153,10 @@ class SchemaCalls:
         return [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "\n\n".join(said)}]
 
     def shown(self, answer: ModelAnswer) -> ModelAnswer:
-        """The answer out of its object; one that is no text stays JSON."""
+        """The answer out of its object; one that is no text stays JSON. A call that was the end stands in
+        `tool_calls`, as in the other form."""
+        if (calls := self.calls_of(answer)) and calls[0].name:
+            return replace(answer, text="", tool_calls=calls)
         found = _read(answer.text)
         if not isinstance(found, dict) or found.keys() != {"answer"}:
             return answer

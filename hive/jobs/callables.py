@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from hive.errors import BadRequest
-from hive.jobs.running import Tool, ToolFailed
+from hive.jobs.running import Tool, ToolFailed, named
 from hive.jobs.tools import define
 
 HANGING_MAX = 16
-"""Calls of one plain function that run at a time, those that nobody waits for any more included."""
+"""Calls of one plain function that still run, and that nobody waits for any more."""
 
 
 def tool_of(function: Callable[..., Any], *, name: str = "", description: str = "") -> Tool:
@@ -37,10 +37,12 @@ def tool_of(function: Callable[..., Any], *, name: str = "", description: str = 
     >>> tool_of(add).definition.parameters["required"], tool_of(add).definition.description
     (['a'], 'Add two numbers.')
     """
-    named = name or getattr(function, "__name__", "")
-    types, required = _parameters(function, named)
+    if not callable(function):
+        raise BadRequest(f"a tool is a function, or Tool(read_definition(...), RUNNER), and this is {function!r:.200}")
+    title = name or getattr(function, "__name__", "")
+    types, required = _parameters(function, title)
     told = description or (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-    return Tool(define(named, told, _schema(types, required, named)), CalledHere(function, types))
+    return Tool(define(title, told, _schema(types, required, title)), CalledHere(function, types))
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[dict[str, Any], list[str]]:
@@ -73,52 +75,79 @@ class CalledHere:
     def __init__(self, function: Callable[..., Any], types: Mapping[str, Any]) -> None:
         self._function = function
         self._types = types
-        self._running = 0
+        self._left = 0
+        """Running calls that nobody waits for."""
 
     def __repr__(self) -> str:
-        return f"<CalledHere {self._function!r}, {self._running} running>"
+        return f"<CalledHere {self._function!r}, {self._left} hanging>"
 
     async def run(self, name: str, arguments: Mapping[str, Any], *, max_bytes: int) -> str:
-        try:
-            given = {key: msgspec.convert(value, self._types[key]) for key, value in arguments.items()}
-        except msgspec.ValidationError as error:
-            raise ToolFailed(f"the arguments do not match: {error}") from None
-        if inspect.isasyncgenfunction(self._function):
-            return await _collected(self._function(**given), max_bytes)
-        if inspect.iscoroutinefunction(self._function):
-            return text_of(await self._function(**given))
-        return await self._in_thread(name, given, max_bytes)
+        given = {key: _converted(value, self._types[key]) for key, value in arguments.items()}
+        if inspect.isasyncgenfunction(self._function) or inspect.iscoroutinefunction(self._function):
+            found = self._function(**given)
+        else:
+            found = await self._in_thread(name, given, max_bytes)
+        if isinstance(found, AsyncIterator):
+            return await _collected(found, max_bytes)
+        return text_of(await found) if inspect.isawaitable(found) else str(found)
 
-    async def _in_thread(self, name: str, given: Mapping[str, Any], max_bytes: int) -> str:
-        if self._running >= HANGING_MAX:
-            raise ToolFailed(f"{self._running} earlier calls of {name} have not ended")
+    async def _in_thread(self, name: str, given: Mapping[str, Any], max_bytes: int) -> Any:
+        if self._left >= HANGING_MAX:
+            raise ToolFailed(f"{self._left} earlier calls of {name} have not ended")
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[str | BaseException] = loop.create_future()
+        ended: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
 
-        def tell(outcome: str | BaseException) -> None:
-            self._running -= 1
-            if not ended.done():
+        def tell(outcome: Any) -> None:
+            if not ended.cancelled():
                 ended.set_result(outcome)
+                return
+            self._left -= 1
+            if inspect.iscoroutine(outcome):
+                outcome.close()
 
         def body() -> None:
             try:
-                outcome: str | BaseException = context.run(self._called, given, max_bytes)
+                outcome = context.run(self._called, given, max_bytes)
             except BaseException as error:  # a thread's end is nobody's news otherwise
                 outcome = error
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
                 loop.call_soon_threadsafe(tell, outcome)
 
-        self._running += 1
         threading.Thread(target=body, name=f"tool-{name}", daemon=True).start()
-        outcome = await ended
+        try:
+            outcome = await ended
+        except asyncio.CancelledError:
+            self._left += ended.cancelled()
+            raise
         if isinstance(outcome, BaseException):
-            raise ToolFailed(f"{type(outcome).__name__}: {outcome}")
+            raise ToolFailed(named(outcome))
         return outcome
 
-    def _called(self, given: Mapping[str, Any], max_bytes: int) -> str:
+    def _called(self, given: Mapping[str, Any], max_bytes: int) -> Any:
+        """Text; or what is to be awaited, where a decorator hides a coroutine or a generator of that kind."""
         found = self._function(**given)
+        if inspect.isawaitable(found) or isinstance(found, AsyncIterator):
+            return found
         return _joined(found, max_bytes) if isinstance(found, Iterator) else text_of(found)
+
+
+def _converted(value: Any, wanted: Any) -> Any:
+    """A value of JSON as the function's type. JSON Schema takes 1.0 for an integer; msgspec does as 1 only."""
+    try:
+        return msgspec.convert(value, wanted, str_keys=True)
+    except msgspec.ValidationError as error:
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(_whole(value), wanted, str_keys=True)
+        raise ToolFailed(f"the arguments do not match: {error}") from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _joined(pieces: Iterator[Any], max_bytes: int) -> str:

@@ -2,7 +2,8 @@
 
 The keywords that tools use: types, objects, arrays, bounds, `enum`, `const`, combinations, `$ref` within the schema.
 `pattern` and `format` are not looked at: a pattern is a program, and its text comes from a model. Other keywords, and
-those with a value that is none, are passed over.
+those with a value that is none, are passed over. What is passed over permits everything: `not` and `oneOf` in a schema
+with such keywords, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from typing import Any
 STEPS_MAX = 20_000
 """Pairs of a value and a schema that are looked at; a schema that refers to itself would go on for ever."""
 DEPTH_MAX = 100
+PASSED_OVER = frozenset(
+    {"pattern", "patternProperties", "format", "propertyNames", "multipleOf", "uniqueItems", "contains", "if", "$id"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
+    | {"$dynamicRef", "$recursiveRef"}
+)
+"""Keywords that can say no, and are not looked at."""
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
@@ -48,6 +55,7 @@ class _Check:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
+        self._is_partial = _has_unknown(root)
 
     def of(self, value: Any, schema: Any, place: str, depth: int) -> str:
         self._steps += 1
@@ -71,7 +79,7 @@ class _Check:
                 return _said(place, f'"{name}" is missing')
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}
-        others = schema.get("additionalProperties", True)
+        others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, one in value.items():
             if name not in known and others is False:
                 return _said(place, f'there is no "{name}"')
@@ -101,15 +109,15 @@ class _Check:
                 return faults[0] if len(faults) == 1 else _said(place, f"none of {len(some)} forms fits")
         if some := _list(schema.get("oneOf")):
             fits = sum(not self.of(value, one, place, depth + 1) for one in some)
-            if fits != 1:
+            if not fits or (fits > 1 and not self._is_partial):
                 return _said(place, f"{fits} of {len(some)} forms fit; one must")
-        if "not" in schema and not self.of(value, schema["not"], place, depth + 1):
+        if "not" in schema and not self._is_partial and not self.of(value, schema["not"], place, depth + 1):
             return _said(place, f"{_shown(value)} is excluded")
         return ""
 
     def _referred(self, reference: str) -> Any:
         """Schema at a pointer within this schema. One that leads nowhere, or elsewhere, permits everything."""
-        if not reference.startswith("#"):
+        if reference != "#" and not reference.startswith("#/"):
             return True
         found = self._root
         for word in reference[1:].split("/")[1:]:
@@ -121,6 +129,19 @@ class _Check:
             else:
                 return True
         return found
+
+
+def _has_unknown(schema: Any) -> bool:
+    """Whether something in it is passed over. A property of such a name counts too, which only makes it lenient."""
+    inner: Sequence[Any] = ()
+    if isinstance(schema, dict):
+        reference = schema.get("$ref")
+        if schema.keys() & PASSED_OVER or (isinstance(reference, str) and not f"{reference}/".startswith("#/")):
+            return True
+        inner = list(schema.values())
+    elif isinstance(schema, list):
+        inner = schema
+    return any(_has_unknown(one) for one in inner)
 
 
 def _plain(value: Any, schema: dict[str, Any], place: str) -> str:

@@ -14,6 +14,8 @@ from hive.jobs.tools import ToolDefinition
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.jobs")
+FRAME_BYTES = 64
+"""Room for what stands around a text that was cut."""
 NOTED = "noted"
 """Result of a call that was a signal: templates want one for each call."""
 
@@ -50,7 +52,7 @@ async def _result(
     judged: JudgedCall, runners: Mapping[str, ToolRunner], limits: LoopLimits, places: asyncio.Semaphore
 ) -> str:
     if judged.fate is Fate.REFUSE:
-        return error_text(judged.why)
+        return error_text(judged.why, limits.result_max_bytes)
     if judged.fate is Fate.NOTE:
         return NOTED
     name = judged.call.name
@@ -70,28 +72,46 @@ async def _outcome(runner: ToolRunner, name: str, arguments: Mapping[str, Any], 
     try:
         return cut(await runner.run(name, arguments, max_bytes=max_bytes), max_bytes)
     except ToolFailed as error:
-        return error_text(cut(str(error), max_bytes))
-    except (Exception, SystemExit) as error:
+        return error_text(str(error), max_bytes)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a tool's own kind may be none of Exception: the others' calls go on all the same
         log.warning("tool_failed tool=%s error=%s", name, type(error).__name__)
-        return error_text(cut(f"{type(error).__name__}: {error}", max_bytes))
+        return error_text(named(error), max_bytes)
 
 
-def error_text(why: str) -> str:
+def named(error: BaseException) -> str:
+    """An exception in words; its class alone where it cannot tell its own.
+
+    >>> named(ValueError("no"))
+    'ValueError: no'
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def error_text(why: str, max_bytes: int = 65536) -> str:
     """Result of a call that came to nothing.
 
     >>> error_text('no "x"')
     '{"error":"no \\\\"x\\\\""}'
     """
-    return msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
+    room = max_bytes
+    while len(found := msgspec.json.encode({"error": cut(why, room)})) > max_bytes + FRAME_BYTES and room:
+        room = max(0, room * max_bytes // len(found) - FRAME_BYTES)  # JSON writes a control character in 6 bytes
+    return found.decode()
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """The text, or as much of it as fits, and a word that there was more. Half a surrogate pair becomes "?".
+    """The text, or as much of it as fits, and a word that there was more. Half a surrogate pair becomes "?", as does
+    NUL: llama-server without jinja takes it for the end of the message.
 
-    >>> cut("ab", 2), cut("a\\u00e4b", 2), cut("\\ud83d", 9)
-    ('ab', 'a\\n[cut off after 2 bytes]', '?')
+    >>> cut("ab", 2), cut("a\\u00e4b", 2), cut("\\ud83d\\0", 9)
+    ('ab', 'a\\n[cut off after 2 bytes]', '??')
     """
-    data = text[: max_bytes + 1].encode(errors="replace")  # a character has a byte at least
+    data = text[: max_bytes + 1].replace("\0", "?").encode(errors="replace")  # a character has a byte at least
     if len(data) <= max_bytes and len(text) <= max_bytes:
         return data.decode()
     return f"{data[:max_bytes].decode(errors='ignore')}\n[cut off after {max_bytes} bytes]"

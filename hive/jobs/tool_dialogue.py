@@ -63,7 +63,7 @@ class ToolDialogue:
 
     async def after(self, answer: ModelAnswer) -> bool:
         calls = self._form.calls_of(answer)
-        step = self._loop.take(calls)
+        step = self._loop.take(calls, is_cut=answer.finish_reason == "length")
         if step.failure is not None:
             raise DialogueFailed(step.failure.value, step.detail)
         if step.is_last:
@@ -108,7 +108,7 @@ def tool_dialogues(
     by_name = {tool.definition.name: tool for tool in tools}
 
     def begin(job_name: str, system_prompt: str, user_prompt: str) -> Dialogue:  # noqa: ARG001 - it is for logs
-        loop = ToolLoop(table, iterations=limits.iterations, ending=ending)
+        loop = ToolLoop(table, iterations=limits.max_tool_iterations, ending=ending)
         return ToolDialogue(system_prompt, user_prompt, loop, by_name, form, limits, bios)
 
     return begin

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hive.errors import BadRequest
 from hive.jobs.exit_tools import Signal, ending_names
@@ -31,7 +32,7 @@ SHOWN_MAX = 200
 class LoopLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one request's tool loop. Raises BadRequest for what is none."""
 
-    iterations: int = 8
+    max_tool_iterations: int = 8
     """Turns with calls; the turn after the last one has to be an answer."""
     tool_timeout_s: float = 30.0
     """One call, from its start."""
@@ -41,7 +42,7 @@ class LoopLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one turn that run at a time."""
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "result_max_bytes", "parallel"):
+        for name in ("max_tool_iterations", "result_max_bytes", "parallel"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadRequest(f"{name} is {value!r}: it must be a whole number from 1")
@@ -111,8 +112,8 @@ class ToolLoop:
     def __repr__(self) -> str:
         return f"<ToolLoop turn {self._turn}, {self.left} left, {len(self.signals)} signals>"
 
-    def take(self, calls: Sequence[ToolCallText]) -> LoopStep:
-        """Takes the calls of one whole answer, in their order."""
+    def take(self, calls: Sequence[ToolCallText], *, is_cut: bool = False) -> LoopStep:
+        """Takes the calls of one whole answer, in their order. `is_cut`: it ended where its tokens did."""
         if not calls:
             return LoopStep(is_last=True)
         self._turn += 1
@@ -125,6 +126,8 @@ class ToolLoop:
                 self.signals.append(Signal(call.name, one.arguments, self._turn, has_ended))
                 if has_ended:
                     return LoopStep(tuple(judged), is_last=True)
+        if is_cut and judged[-1].fate is Fate.REFUSE:
+            judged[-1] = replace(judged[-1], why=f"what you wrote was too long and was cut off, so {judged[-1].why}")
         return self._fault(judged) or self._repetition(judged) or self._spend(judged)
 
     def ends_with(self, calls: Sequence[ToolCallText]) -> bool:

@@ -34,7 +34,7 @@ def read_definition(raw: Mapping[str, Any]) -> ToolDefinition:
     hive.errors.BadRequest: a tool is {"type": "function", "function": {"name": ..., "parameters": ...}}
     """
     function = raw.get("function") if isinstance(raw, Mapping) else None
-    if raw.get("type") != "function" or not isinstance(function, Mapping):
+    if not isinstance(function, Mapping) or raw.get("type") != "function":
         raise BadRequest('a tool is {"type": "function", "function": {"name": ..., "parameters": ...}}')
     name, description = function.get("name"), function.get("description", "")
     if not isinstance(name, str) or not NAME.fullmatch(name):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hive.backends.command_line import Launch
+from hive.errors import BadRequest
 from hive.host.cgroup import Leaf
 from hive.jobs.call_forms import ToolForm, form_of
 from hive.jobs.callables import tool_of
@@ -40,6 +41,8 @@ def llama_worker(
     `form`: how it calls them. `answer_schema`: JSON Schema of the last answer. The rest is LlamaWorker's own. Raises
     BadRequest for tools that are none.
     """
+    if answer_schema is not None and not isinstance(answer_schema, Mapping | bool):
+        raise BadRequest(f"answer_schema is {answer_schema!r}: it must be a JSON Schema")
     found = [one if isinstance(one, Tool) else tool_of(one) for one in tools]
     exits = [one if isinstance(one, ToolDefinition) else read_definition(one) for one in exit_tools]
     table = ToolTable([one.definition for one in found], exits)
@@ -58,6 +61,6 @@ def llama_worker(
         model=model,
         max_tokens=max_tokens,
         bios=bios,
-        dialogues=dialogues if table else None,
+        dialogues=dialogues if table or answer_schema is not None else None,
         leaf=leaf,
     )

@@ -76,11 +76,14 @@ class ParkedFiles:
         found = os.statvfs(self.directory)
         return found.f_bavail * found.f_frsize
 
+    def placed(self, row: ParkedSlot) -> ParkedSlot:
+        """The row, with a place for its file where none is yet."""
+        return msgspec.structs.replace(row, file=str(self.directory / _place(row, secrets.token_hex(16))))
+
     def take_in(self, name: str, row: ParkedSlot) -> ParkedSlot:
-        """Copies what an engine wrote under this name to its place; the row with its file, bytes and tag. The
-        engine's own is left. An earlier file of the agent stays as it is. Raises NotAsItWas where it is not as long as
-        the engine said, FileNotFoundError where the engine wrote nothing here."""
-        row = msgspec.structs.replace(row, file=str(self.directory / _place(row, secrets.token_hex(16))))
+        """Copies what an engine wrote under this name to its place; the row with its tag. The engine's own is left. An
+        earlier file of the agent stays as it is. Raises NotAsItWas where it is not as long as the engine said,
+        FileNotFoundError where the engine wrote nothing here."""
         place = Path(row.file)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         half = place.with_suffix(".half")

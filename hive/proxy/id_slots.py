@@ -16,7 +16,7 @@ class IdSlot:
     """One slot. `agent`: whose prompt is in it, empty where that is not known; `group`: its cache group then; `serial`:
     another one for each request, `before`: of the request before; `is_kept`: its prompt may be used by the next one."""
 
-    __slots__ = ("_next", "_restores", "agent", "before", "busy", "group", "id", "is_kept", "serial")
+    __slots__ = ("_last", "_next", "_restores", "agent", "before", "busy", "group", "id", "is_kept", "serial")
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -26,6 +26,8 @@ class IdSlot:
         self._restores: dict[int, bool] = {}
         """By the serial of the request that asked: whether it has given up waiting."""
         self._next: tuple[str, str, bool] | None = None
+        self._last = 0
+        """The serial from which on a whole answer says that no restore comes any more; 0: none says so."""
 
     def __repr__(self) -> str:
         return f"<IdSlot {self.id} {self.agent or '-'}{' busy' if self.busy else ''}>"
@@ -36,6 +38,8 @@ class IdSlot:
     def end(self, *, whole: bool) -> None:
         """Its request has ended. Of one that was cut nobody knows what is there, unless it was the same agent's."""
         self.busy -= 1
+        if whole and self._last and self.serial > self._last:
+            self._restores, self._last = {}, 0
         if self._next is not None and not self.busy:
             if whole or self.is_of(*self._next[:2]):
                 self.agent, self.group, self.is_kept = self._next
@@ -73,6 +77,12 @@ class IdSlot:
         """It has come, or never will. What is here after a late one is not known."""
         if self._restores.pop(serial, False):
             self.forget()
+
+    def asker_is_gone(self) -> None:
+        """Counts on nobody to say that restores here are over, as who asked for them is gone. The server has been asked
+        by then, and does that before what comes later: the next request that begins here and is answered whole."""
+        self._restores = dict.fromkeys(self._restores, True)
+        self._last = self.serial if self._restores else 0
 
 
 class IdSlots:

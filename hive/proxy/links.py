@@ -61,7 +61,7 @@ from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
 from hive.proxy.model_refresh import LOOK_S, Looking
-from hive.proxy.parked import restore_over, slot_of
+from hive.proxy.parked import asker_is_gone, restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
 from hive.proxy.runner import RunnerEntry
@@ -276,6 +276,7 @@ class ProxyLinks:
         self.registry.use_epochs(CacheEpochs(table.cache_epochs, table.cache_fresh))
         self._path.signed.learn(table.signed)
         self._path.parked.clear()
+        asker_is_gone(self._path.slots.all)
         self._switching.heard(table)
         self._adapters.learn(table.adapters)
         self._slots.heard(table.slots)  # before the gates open for the requests that wait at them

@@ -64,6 +64,13 @@ def restore_over(slots: Iterable[Slot], told: ParkedOver) -> None:
             slot.id_slots.slots[told.slot].restore_over(told.serial)
 
 
+def asker_is_gone(slots: Iterable[Slot]) -> None:
+    """Waits no longer for word of restores: the daemon is another one, or the link was lost meanwhile."""
+    for slot in slots:
+        for use in () if slot.id_slots is None else slot.id_slots.slots:
+            use.asker_is_gone()
+
+
 class ParkedPrompts:
     """The agents that left something on the disk; at which server, and the serial number of the slot then."""
 

@@ -387,6 +387,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     pattern_ways: Annotated[
         int, _s("Ways in which a `pattern` may read a text of 8 letters; 0: none is taken.", runtime=True, ge=0)
     ] = 256
+    pattern_times: Annotated[
+        int, _s("Largest number in a repetition of a `pattern`, such as `{1,400}`; 0: any.", runtime=True, ge=0)
+    ] = 0
 
 
 class GrammarLlama(Grammar, frozen=True, kw_only=True):
@@ -408,6 +411,14 @@ class GrammarVllm(Grammar, frozen=True, kw_only=True):
         int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
     ] = 64_000
     answer_rules: Annotated[int, _s("Rules of all schemas but those of tools.", runtime=True, ge=1)] = 32_000
+    pattern_times: Annotated[
+        int,
+        _s(
+            "Largest number in a repetition of a `pattern`; xgrammar 0.2.8 fails beyond 128. 0: any.",
+            runtime=True,
+            ge=0,
+        ),
+    ] = 128
 
 
 class GrammarRemote(Grammar, frozen=True, kw_only=True):

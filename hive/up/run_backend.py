@@ -10,6 +10,7 @@ from typing import NoReturn
 import msgspec
 
 from hive.backends.launch import RUNTIME, STATE, launch, without_ram_cache
+from hive.backends.speculation import DRAFT
 from hive.backends.vllm_numba import check_numba
 from hive.errors import DependencyDown
 from hive.host.process import replace
@@ -46,7 +47,8 @@ def become(
 ) -> NoReturn:
     """This process goes on as the server of `kind`, with its socket in `runtime` and its caches in `state`.
 
-    Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already.
+    Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already,
+    ConfigError where the draft model does not go with the model.
     """
     inference = msgspec.structs.replace(without_ram_cache(settings), llama_slot_dir="")  # of `hive up` alone
     found = launch(
@@ -59,6 +61,10 @@ def become(
     )
     check(found.needed)
     check_numba(kind, settings.inference, settings.inference.speculative)
+    if settings.inference.speculative == DRAFT:
+        from hive.up.service_draft import check_draft  # what the pool reads of files: other starts need none of it
+
+        check_draft(kind, settings.inference)
     with suppress(OSError):  # llama-server starts with no directory that is not there, and says so
         (state or STATE).mkdir(parents=True, exist_ok=True)
     if found.socket is not None:

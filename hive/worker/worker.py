@@ -213,6 +213,10 @@ class LlamaWorker:
             # A dialogue comes from outside, and what it raises is the end of its request alone.
             log.exception("dialogue_failed job=%s", request.job_name)
             request.end(RequestState.FAILED, FailReason.DIALOGUE_FAILED.value, f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            # Its slot is free again whatever ended it; where it was ended by `cancel` or `fail`, that holds.
+            request.end(RequestState.FAILED, FailReason.DIALOGUE_FAILED.value, type(error).__name__)
+            raise
         finally:
             if (watch := self._keeper.watch) is not None:
                 watch.moved(request.progress)

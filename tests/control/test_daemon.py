@@ -601,9 +601,11 @@ async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> No
         agent = (await box.create())["id"]
         environment = await box.environment(agent)
         assert (environment["HIVE_DIALECT"], environment["HIVE_MODEL"]) == ("ollama", "tiny:1b")
-    await until(lambda: not box.inference()["running"])
+        address.unlink()  # before the server closes: asyncio 3.11 leaves a connection open that it accepts just then
+        await until(lambda: not box.inference()["running"])
     kinds = [event["kind"] for event in await box.services.audit_log.past(100)]
-    assert [kind for kind in kinds if kind.startswith("backend.")] == ["backend.up", "backend.down"]
+    told = [kind for kind in kinds if kind.startswith("backend.")]
+    assert told == ["backend.up", "backend.down"] * max(1, len(told) // 2), "more often where all stood still for 2 s"
 
 
 async def test_access_names_the_operators_token(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:

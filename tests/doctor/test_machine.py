@@ -38,6 +38,10 @@ echo '# mine' >>/etc/systemd/system/hive-redis.service
 hive doctor files units --json >/out/faults.json
 hive doctor files --fix --json >/out/fixed.json
 hive doctor units.exposure --json >/out/exposure.json
+printf '[inference]\nllama_slot_dir = /var/lib/hive-slots\n' >/etc/hive/hive.conf
+chmod 644 /etc/hive/hive.conf
+hive config check >/out/config.txt
+hive doctor parking --json >/out/parking.json
 """
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
@@ -52,6 +56,7 @@ class Told:
             path.stem: {one["name"]: one for one in json.loads(path.read_text() or '{"checks": []}')["checks"]}
             for path in out.glob("*.json")
         }
+        self.config = (out / "config.txt").read_text() if (out / "config.txt").exists() else ""
 
     def of(self, run: str, name: str) -> Any:
         assert name in self.runs.get(run, {}), self.console
@@ -110,3 +115,10 @@ def test_a_changed_unit_is_found(told: Told) -> None:
 def test_the_units_have_the_scores_that_were_promised(told: Told) -> None:
     one = told.of("exposure", "units.exposure")
     assert one["status"] == "pass", one
+
+
+def test_slots_that_an_installed_hive_does_not_keep_are_told(told: Told) -> None:
+    why = "an installed Hive keeps none, as its servers run as another user than the daemon"
+    assert f"[inference] llama_slot_dir has no effect: {why}" in told.config, told.console
+    found = told.of("parking", "parking.directory")
+    assert (found["status"], why in found["reason"]) == ("warn", True), found

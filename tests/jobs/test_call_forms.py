@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hive.errors import BadRequest
-from hive.jobs.call_forms import NativeCalls, SchemaCalls, call_schema
+from hive.jobs.call_forms import NativeCalls, SchemaCalls, call_schema, form_of
 from hive.jobs.exit_tools import EXIT_TOOLS
 from hive.jobs.tools import ToolTable, define, read_definition
 from hive.worker.records import ModelAnswer, ToolCallText
@@ -28,6 +28,7 @@ NATIVE, SCHEMA = NativeCalls(TABLE), SchemaCalls(TABLE)
     ("raw", "why"),
     [
         ({}, "a tool is"),
+        ("LOW_CONFIDENCE", "a tool is"),
         ({"type": "function", "function": []}, "a tool is"),
         ({"type": "function", "function": {"name": "a b"}}, "'a b'"),
         ({"type": "function", "function": {"name": "a", "description": 1}}, "description"),
@@ -43,7 +44,18 @@ def test_a_definition_that_is_none_is_refused_with_what_is_wrong(raw: dict[str, 
 
 def test_calls_have_ids_of_their_own_whatever_the_server_says() -> None:
     answer = ModelAnswer("", tool_calls=tuple(ToolCallText(one, "now", "{}") for one in ("a", "", "a", "b")))
-    assert [call.id for call in NATIVE.calls_of(answer)] == ["a", "call00001", "call00002", "b"]
+    assert [call.id for call in NATIVE.calls_of(answer)] == ["a", "call00000", "call00001", "b"]
+    taken = ModelAnswer("", tool_calls=(ToolCallText("", "now"), ToolCallText("call00000", "now")))
+    assert [call.id for call in NATIVE.calls_of(taken)] == ["call00001", "call00000"]
+
+
+def test_the_form_of_calls_may_be_a_word_and_must_be_one_of_the_two() -> None:
+    """Any word but the member itself was taken for "schema"."""
+    words: list[Any] = ["native", "schema", "other"]
+    assert isinstance(form_of(words[0], TABLE), NativeCalls)
+    assert isinstance(form_of(words[1], TABLE), SchemaCalls)
+    with pytest.raises(BadRequest, match="native or schema"):
+        form_of(words[2], TABLE)
 
 
 def test_a_native_turn_answers_each_call_and_leaves_out_arguments_that_are_no_object() -> None:
@@ -83,6 +95,11 @@ def test_an_answer_by_schema_is_shown_without_its_object() -> None:
     assert SCHEMA.shown(ModelAnswer('{"answer": "x"}')).text == "x"
     assert SCHEMA.shown(ModelAnswer('{"answer": {"a": 1}}')).text == '{"a":1}'
     assert SCHEMA.shown(ModelAnswer('{"ans')).text == '{"ans'
+
+
+def test_an_exit_call_by_schema_is_shown_as_a_call_and_not_as_the_answer() -> None:
+    shown = SCHEMA.shown(ModelAnswer('{"tool": "POLICY_RISK", "arguments": {"risk": "x"}}'))
+    assert (shown.text, shown.tool_calls) == ("", (ToolCallText("", "POLICY_RISK", '{"risk":"x"}'),))
 
 
 @pytest.mark.parametrize(

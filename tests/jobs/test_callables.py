@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import subprocess
 import sys
 import threading
@@ -13,12 +15,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hive.errors import BadRequest
 from hive.jobs.callables import HANGING_MAX, tool_of
-from hive.jobs.running import NOTED, ToolFailed, cut, run_calls
+from hive.jobs.running import FRAME_BYTES, NOTED, ToolFailed, cut, error_text, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.records import ToolCallText
+from tests.worker.scripted import OfItsOwnKind
 
 LIMITS = LoopLimits(result_max_bytes=1000, tool_timeout_s=0.5)
 
@@ -44,7 +49,7 @@ async def result_of(function: Callable[..., Any], limits: LoopLimits = LIMITS, *
 
 
 def test_the_definition_comes_from_the_signature() -> None:
-    def look_up(
+    def look_up(  # type: ignore[no-untyped-def] - one is left out on purpose
         where: Place, kind: Literal["a", "b"] = "a", *, limit: Annotated[int, msgspec.Meta(ge=1)] = 5, anything=None
     ) -> str:
         """Look something
@@ -70,6 +75,7 @@ def test_the_definition_comes_from_the_signature() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
+        ({"type": "function", "function": {"name": "a"}}, "a tool is a function, or Tool"),
         (lambda *words: 0, "named parameters only"),
         (lambda **words: 0, "named parameters only"),
         (lambda a: 0, "tool name '<lambda>'"),
@@ -267,10 +273,110 @@ from hive.jobs.callables import tool_of
 from hive.jobs.running import run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.records import ToolCallText
+from tests.worker.scripted import OfItsOwnKind
 tool = tool_of(lambda: time.sleep(600), name="blocks")
 call = JudgedCall(ToolCallText("", "blocks", ""), Fate.RUN)
 print(asyncio.run(run_calls([call], {"blocks": tool.runner}, LoopLimits(tool_timeout_s=0.05))))
 """
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_whatever_a_coroutine_raises_is_its_own_result_alone() -> None:
+    """An exception that was none of Exception, or had no words, ended the request and left its neighbours running."""
+
+    async def odd() -> str:
+        raise OfItsOwnKind("x")
+
+    async def speechless() -> str:
+        raise Speechless
+
+    async def leaves() -> str:
+        raise GeneratorExit
+
+    async def fine() -> str:
+        return "fine"
+
+    found = await results_of((odd, {}), (speechless, {}), (leaves, {}), (fine, {}))
+    assert found == ('{"error":"OfItsOwnKind: x"}', '{"error":"Speechless"}', '{"error":"GeneratorExit: "}', "fine")
+
+
+async def test_an_error_of_10_mb_has_its_64_kib_as_json_too() -> None:
+    """JSON writes a control character in six bytes: it was 384 KiB."""
+
+    def fails() -> str:
+        raise ValueError("\1" * 10_000_000)
+
+    async def fails_here() -> str:
+        raise ValueError("\1" * 10_000_000)
+
+    for found in await results_of((fails, {}), (fails_here, {}), limits=LoopLimits()):
+        assert 65000 < len(found) <= 65536 + FRAME_BYTES
+        assert "cut off" in msgspec.json.decode(found)["error"]
+
+
+async def test_a_coroutine_and_a_generator_behind_a_decorator_are_awaited() -> None:
+    """The model was told "<coroutine object ...>"."""
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        return wrapper
+
+    async def waits(text: str) -> str:
+        await asyncio.sleep(0)
+        return text
+
+    async def pieces(text: str) -> AsyncIterator[str]:
+        yield text
+        yield text
+
+    given = {"text": "a"}
+    assert await results_of((decorated(waits), given), (decorated(pieces), given)) == ("a", "aa")
+
+
+async def test_a_coroutine_that_comes_too_late_is_closed() -> None:
+    go_on, made = threading.Event(), []
+
+    async def never() -> str:
+        return ""
+
+    def late() -> Any:
+        go_on.wait()
+        made.append(never())
+        return made[0]
+
+    assert "no result within" in await result_of(late)
+    go_on.set()
+    while not made or inspect.getcoroutinestate(made[0]) != inspect.CORO_CLOSED:
+        await asyncio.sleep(0.01)
+
+
+async def test_many_calls_at_once_are_all_run() -> None:
+    """Calls that were waited for counted as hanging: a worker of five requests had some refused."""
+    all_run = threading.Barrier(HANGING_MAX + 8)
+
+    def meet() -> str:
+        all_run.wait()
+        return "met"
+
+    tool = tool_of(meet)
+    call = JudgedCall(ToolCallText("", "meet", ""), Fate.RUN)
+    at_once = (run_calls([call] * 4, {"meet": tool.runner}, LoopLimits()) for _ in range((HANGING_MAX + 8) // 4))
+    assert {result for results in await asyncio.gather(*at_once) for result in results} == {"met"}
+
+
+async def test_keys_and_whole_numbers_arrive_as_json_means_them() -> None:
+    def count(of: dict[int, str], step: int, part: float) -> str:
+        return f"{of} {step!r} {part!r}"
+
+    assert await result_of(count, of={"1": "a"}, step=2.0, part=3.0) == "{1: 'a'} 2 3.0"
+    assert "do not match" in await result_of(count, of={"1": "a"}, step=2.5, part=3.0)
 
 
 def test_a_function_that_hangs_keeps_no_program_from_ending() -> None:
@@ -283,3 +389,15 @@ def test_a_cut_never_splits_a_character(size: int) -> None:
     text = "aä€😀" * 3
     assert cut(text, size).startswith(text.encode()[:size].decode(errors="ignore"))
     assert cut(text, 10_000) == text
+
+
+@given(st.text(max_size=400) | st.text('\1\n\\"a', max_size=400), st.integers(1, 300))
+def test_an_error_keeps_to_its_size_whatever_json_makes_of_it(text: str, size: int) -> None:
+    found = error_text(text, size)
+    assert len(found.encode()) <= size + FRAME_BYTES
+    assert set(msgspec.json.decode(found)) == {"error"}
+
+
+def test_a_result_has_no_nul() -> None:
+    """A llama-server without jinja read nothing behind it: the turns that are left were never told."""
+    assert cut("a\0b", 10) == "a?b"

@@ -89,6 +89,25 @@ def test_a_schema_that_would_never_end_is_given_up() -> None:
         assert mismatch(1, schema) == "the schema is too complex to be checked"
 
 
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ("abc", {"not": {"pattern": "^x"}}),
+        ("abc", {"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}),
+        (3, {"not": {"multipleOf": 2}}),
+        (3, {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}),
+        ({"x1": 1}, {"patternProperties": {"^x": {}}, "additionalProperties": False}),
+        ({"a": "b"}, {"properties": {"a": {"$ref": "#name"}}, "type": "object", "$defs": {"n": {"$anchor": "name"}}}),
+        ("a", {"not": {"$ref": "#name"}, "$defs": {"n": {"$anchor": "name", "type": "integer"}}}),
+        ([1, 1], {"not": {"uniqueItems": True}}),
+    ],
+)
+def test_a_keyword_that_is_passed_over_has_nothing_refused(value: Any, schema: Any) -> None:
+    """`not` and `oneOf` took what is passed over for a match: no call of such a tool could be run."""
+    assert jsonschema_rs.validator_for(schema).is_valid(value)
+    assert mismatch(value, schema) == ""
+
+
 def test_references_that_lead_elsewhere_and_keywords_that_are_none_permit_everything() -> None:
     for schema in ({"$ref": "http://x/y"}, {"$ref": "#/no"}, {"minLength": "x"}, {"type": "odd"}, {"pattern": "^("}, 7):
         assert mismatch("a", schema) == ""

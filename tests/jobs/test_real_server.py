@@ -103,7 +103,7 @@ def assert_read_once(turns: Sequence[ModelAnswer]) -> None:
 async def test_real_calls_are_run_and_each_prompt_is_read_once(model: Path, tmp_path: Path, form: ToolForm) -> None:
     """Cached tokens of turn n + 1 are those of turn n at least, but for one block."""
     bees = Bees()
-    limits = LoopLimits(iterations=4)
+    limits = LoopLimits(max_tool_iterations=4)
     choice = REQUIRED if form is ToolForm.NATIVE else {}
     async with tool_worker(model, tmp_path, form, tools=[bees.look], limits=limits) as found:
         long, seen = await first(found, lambda ended: len(ended.turns) >= 4, **choice)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.errors import NotFound
+from hive.errors import BadRequest, NotFound
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.exit_tools import EXIT_TOOLS, Signal
 from hive.jobs.running import Tool, ToolFailed
@@ -25,7 +25,7 @@ from hive.worker.profile import TimeoutProfile
 from hive.worker.records import NotReady, RequestState
 from hive.worker.worker import LlamaWorker
 from tests.jobs.tool_workers import bodies, results_in, tool_worker
-from tests.worker.scripted import PATIENT, Folder, ask, has_data, outcome, ready_again
+from tests.worker.scripted import PATIENT, Folder, OfItsOwnKind, ask, has_data, outcome, ready_again
 
 
 def hurried(**times: float | None) -> TimeoutProfile:
@@ -106,6 +106,36 @@ async def test_by_schema_calls_and_answers_are_one_object_each(tmp_path: Path) -
         assert '"tool":"echo"' in first["messages"][0]["content"]
         assert second["messages"][-1]["role"] == "user"
         assert second["messages"][-1]["content"].startswith("Result of echo:\n<a>\n\n[It is ")
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
+async def test_the_schema_of_an_answer_holds_without_tools(tmp_path: Path, form: ToolForm) -> None:
+    """It was dropped, without a word."""
+    schema = {"type": "object"}
+    async with tool_worker(tmp_path, [], form=form, answer_schema=schema) as found:
+        ended = await outcome(found, await ask(found, "text {}"))
+        assert (ended.state, ended.answer.text) == (RequestState.COMPLETED, "{}")
+        (body,) = bodies(tmp_path)
+        assert "tools" not in body
+        assert body["response_format"]["json_schema"]["schema"] == schema
+
+
+async def test_an_answer_schema_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="JSON Schema"):
+        async with tool_worker(tmp_path, [], answer_schema="x"):
+            pass
+
+
+async def test_a_coroutine_that_raises_what_is_no_exception_leaves_the_request_going(tmp_path: Path) -> None:
+    """Its request ran for ever, and kept its slot."""
+
+    async def odd() -> str:
+        raise OfItsOwnKind
+
+    async with tool_worker(tmp_path, [odd]) as found:
+        ended = await outcome(found, await ask(found, "call odd={} | text Done."))
+        assert (ended.state, ended.answer.text) == (RequestState.COMPLETED, "Done.")
+        assert results_in(bodies(tmp_path)[-1]) == ['{"error":"OfItsOwnKind: "}']
 
 
 async def test_in_the_form_of_the_original_specification_the_bios_is_messages_of_its_own(tmp_path: Path) -> None:
@@ -329,7 +359,7 @@ async def test_the_same_call_five_times_fails_and_is_warned_of_before(tmp_path: 
 
 
 async def test_a_model_that_only_calls_is_ended_when_its_turns_are_spent(tmp_path: Path) -> None:
-    async with tool_worker(tmp_path, [echo], limits=LoopLimits(iterations=2)) as found:
+    async with tool_worker(tmp_path, [echo], limits=LoopLimits(max_tool_iterations=2)) as found:
         asked = await ask(found, " | ".join(f'call echo={{"text":"{n}"}}' for n in range(5)))
         ended = await outcome(found, asked)
         assert (ended.reason, len(ended.turns)) == ("tool_iterations_exhausted", 3)

@@ -43,10 +43,15 @@ def fates(step: LoopStep) -> list[str]:
 
 def test_the_defaults_are_those_decided() -> None:
     limits = LoopLimits()
-    assert (limits.iterations, limits.tool_timeout_s, limits.result_max_bytes, limits.parallel) == (8, 30, 65536, 4)
+    assert (limits.max_tool_iterations, limits.tool_timeout_s, limits.result_max_bytes, limits.parallel) == (
+        8,
+        30,
+        65536,
+        4,
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"iterations": 0}, {"parallel": True}, {"result_max_bytes": 1.5}])
+@pytest.mark.parametrize("wrong", [{"max_tool_iterations": 0}, {"parallel": True}, {"result_max_bytes": 1.5}])
 def test_limits_that_are_none_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(BadRequest, match=next(iter(wrong))):
         LoopLimits(**wrong)
@@ -92,6 +97,14 @@ def test_two_turns_of_nothing_but_malformed_calls_fail_with_the_raw_text() -> No
     step = found.take([call("add", '{"a": oops'), call("rm", "{}")])
     assert step.failure is LoopFailure.MALFORMED_TOOL_CALL
     assert 'add({"a": oops); rm({})' in step.detail
+
+
+def test_a_call_that_was_cut_off_is_told_that_it_was() -> None:
+    """The model read "this calls no tool" about an answer that had come to its last permitted token."""
+    step = loop().take([call("", '{"answer": "on and on')], is_cut=True)
+    assert step.calls[0].why.startswith("what you wrote was too long and was cut off, so this calls no tool")
+    step = loop().take([call("now", "{}"), call("now", '{"a')], is_cut=True)
+    assert [one.why.startswith("what you wrote was too long") for one in step.calls] == [False, True]
 
 
 def test_one_good_call_between_them_begins_anew() -> None:

@@ -34,9 +34,9 @@ def look(where: Literal["north", "south"], step: Literal[1, 2, 3, 4, 5, 6, 7, 8,
 
 
 def dialogue(form: ToolForm, prompt: str, iterations: int = 8) -> ToolDialogue:
-    tool, limits = tool_of(look), LoopLimits(iterations=iterations)
+    tool, limits = tool_of(look), LoopLimits(max_tool_iterations=iterations)
     table = ToolTable([tool.definition])
-    loop = ToolLoop(table, iterations=limits.iterations)
+    loop = ToolLoop(table, iterations=limits.max_tool_iterations)
     made = form_of(form, table, {"const": "x"} if form is ToolForm.SCHEMA else None)
     return ToolDialogue("Be short.", prompt, loop, {"look": tool}, made, limits, BiosForm.ONE_MESSAGE)
 

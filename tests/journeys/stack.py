@@ -86,6 +86,10 @@ class Stack:
         )
         self._runtime = self.health()["runtime_dir"]
 
+    def rewrite(self, config: str) -> None:
+        """Another hive.conf, for the next start."""
+        self._config.write_text(FAST.format(auto_sleep="false") + config)
+
     def servers(self) -> set[int]:
         """Pids of the llama-servers of its pool, also after its end: other tests have theirs at the same time."""
         found = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -209,6 +210,11 @@ def test_it_outlives_the_daemon_and_goes_with_the_agent(hive: Stack, kept: Path)
 
 
 def test_the_counts_are_told_by_the_command(hive: Stack) -> None:
+    asked(hive, "one", OURS)
+    asleep(hive, "one")
+    asked(hive, "two", OURS)
+    asked(hive, "one", OURS)
+    until(lambda: parking(hive)["first_requests"]["restored"]["hit_rate"], within_s=60, what="its usage is counted")
     told = parking(hive)
     assert told["found_share"] is not None
     assert told["first_requests"]["restored"]["hit_rate"] >= 0.95
@@ -218,6 +224,19 @@ def test_the_counts_are_told_by_the_command(hive: Stack) -> None:
     assert f"{told['saved']} of {told['sleeps']} sleeps" in shown
     metrics = hive.get("/api/cache")["parking"]
     assert metrics["sleeps"] >= metrics["saved"] > 0
+
+
+def test_a_server_of_the_pool_that_is_killed_in_the_middle_of_a_save_leaves_nothing(hive: Stack, kept: Path) -> None:
+    asked(hive, "one", OURS)
+    saved, [server] = parking(hive)["saved"], hive.servers()
+    os.kill(server, signal.SIGSTOP)
+    hive.post("/api/agents/one/pause")
+    assert hive.get("/api/agents/one")["status"] == "paused", "it waits for no server"
+    os.kill(server, signal.SIGKILL)
+    until(lambda: hive.servers() != {server}, within_s=60, what="the pool has seen it")
+    tokens, reused = until(lambda: asked(hive, "one", OURS), within_s=60, what="another server answers")
+    assert reused < tokens / 2
+    assert (parking(hive)["saved"], files(kept), list((kept / "engine").iterdir())) == (saved, [], [])
 
 
 def test_what_was_read_by_another_model_is_never_restored(hive: Stack, model_file: Path, kept: Path) -> None:

@@ -38,7 +38,7 @@ def engine(files: ParkedFiles) -> Path:
 
 def taken(files: ParkedFiles, row: ParkedSlot = ROW, contents: bytes = CONTENTS) -> ParkedSlot:
     (engine(files) / NAME).write_bytes(contents)
-    row = files.take_in(NAME, row)
+    row = files.take_in(NAME, files.placed(row))
     files.drop_engines(NAME)
     return row
 
@@ -86,11 +86,11 @@ def test_a_link_and_a_pipe_are_followed_nowhere(files: ParkedFiles, tmp_path: Pa
     secret.write_bytes(CONTENTS)
     (engine(files) / NAME).symlink_to(secret)
     with pytest.raises(OSError, match="symbolic links"):
-        files.take_in(NAME, ROW)
+        files.take_in(NAME, files.placed(ROW))
     (engine(files) / NAME).unlink()
     os.mkfifo(engine(files) / NAME)
     with pytest.raises(NotAsItWas):
-        files.take_in(NAME, ROW)
+        files.take_in(NAME, files.placed(ROW))
     assert list(files.directory.glob("g-*/*")) == []
 
 

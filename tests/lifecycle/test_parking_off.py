@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.lifecycle.parked_files import ParkedFiles
+from hive.lifecycle.parked_files import BEGINS, ParkedFiles
 from hive.lifecycle.parking import Parking
 from hive.link.proxy_link import ProxyGates
 from hive.models.cache_epochs import FlushKind, FlushScope
@@ -49,7 +49,7 @@ async def kept(database: Database, directory: Path) -> ParkedSlot:
     files = ParkedFiles(directory, KEY)
     files.prepare([])
     (directory / "engine" / NAME).write_bytes(CONTENTS)
-    row = files.take_in(NAME, ROW)
+    row = files.take_in(NAME, files.placed(ROW))
     await database.write(lambda conn: store.put(conn, row))
     return row
 
@@ -93,7 +93,10 @@ async def test_on_keeps_it_and_a_flush_of_others_leaves_it(database: Database, t
         with here.flushing(scope, groups=groups, server=server):
             await here.flush(scope, groups=groups, server=server)
         assert Path(row.file).exists()
+    late = tmp_path / "kept" / "engine" / f"{BEGINS}that-a-lost-daemon-had-asked-for"
+    late.write_bytes(CONTENTS)
     scope = FlushScope(FlushKind.TENANT, "t")
     await here.flush(scope, groups=[row.group], server="")
     assert not Path(row.file).exists()
+    assert not late.exists()
     assert await database.read(store.rows) == []

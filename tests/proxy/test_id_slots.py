@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hive.domain import BackendInfo
-from hive.errors import NotFound, TimedOut
+from hive.errors import LinkLost, NotFound, TimedOut
 from hive.link.parking import ParkedIs, ParkedOver, UseParked
 from hive.proxy.id_slots import IdSlots
-from hive.proxy.parked import ParkedPrompts, SlotPlace, restore_over, take_place
+from hive.proxy.parked import ParkedPrompts, SlotPlace, asker_is_gone, restore_over, take_place
 from tests.proxy.test_slots import pooled
 
 GROUP = "tenant t"
@@ -53,6 +53,29 @@ async def test_a_slot_is_kept_for_nobody_until_a_restore_that_nobody_waited_for_
         again = place_in(table)
         again.end(whole=True)
         assert table.last_of("a") is not None
+
+
+async def test_a_lost_daemon_spoils_a_slot_until_the_next_request_under_another_is_answered(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        slot = pool.proxy.path.slots.pooled["a-1"]
+        table = slot.id_slots = IdSlots(1)
+        parked = ParkedPrompts()
+
+        async def ask(message: UseParked) -> None:
+            raise LinkLost("the daemon is gone")
+
+        parked.ask = ask
+        parked.learn(ParkedIs(agent="a", server="a-1", there=True, serial=7))
+        first = place_in(table)
+        await parked.use("a", slot, first, GROUP, is_kept=True)
+        asker_is_gone([slot])
+        first.end(whole=True)
+        assert table.last_of("a") is None, "that one was there before"
+        place_in(table).end(whole=False)
+        assert table.last_of("a") is None
+        place_in(table).end(whole=True)
+        assert table.last_of("a") is table.slots[0]
 
 
 @pytest.mark.parametrize("come", [None, NotFound("gone")])

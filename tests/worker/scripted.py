@@ -23,6 +23,10 @@ PATIENT = TimeoutProfile(backoff_first_s=0.05, backoff_longest_s=0.05, crash_lim
 """Nothing but a dead server ends a request before its test gives up."""
 
 
+class OfItsOwnKind(BaseException):
+    """None of Exception, as those of pytest and trio are."""
+
+
 class Folder:
     """Socket and pids of one scripted server."""
 

@@ -19,7 +19,17 @@ from hive.worker.dialogue import Dialogue
 from hive.worker.profile import TimeoutProfile
 from hive.worker.records import ModelAnswer, NotReady, RequestState, ToolCallText, WorkerState
 from hive.worker.worker import LlamaWorker
-from tests.worker.scripted import PATIENT, Folder, ask, has_data, outcome, ready_again, status_when, worker
+from tests.worker.scripted import (
+    PATIENT,
+    Folder,
+    OfItsOwnKind,
+    ask,
+    has_data,
+    outcome,
+    ready_again,
+    status_when,
+    worker,
+)
 
 
 def hurried(**times: float | None) -> TimeoutProfile:
@@ -262,7 +272,7 @@ async def test_stop_ends_the_group_and_fails_what_was_in_flight(tmp_path: Path) 
     async with worker(tmp_path, *flags) as found:
         request = await ask(found, "every 0.05 data 9999")
         await has_data(found, request)
-        while len(place.alive()) < 4:  # one of them is forked twice
+        while len(place.alive()) < 4:  # noqa: ASYNC110 - one is forked twice
             await asyncio.sleep(0.005)
         await found.stop()
         assert not place.alive()
@@ -398,6 +408,19 @@ async def test_params_go_to_the_server_as_they_are(tmp_path: Path) -> None:
         assert "max_tokens" not in second
         assert second["stream_options"] == {"x": 1}
         assert (await found.submit("test", "", "x", params={"bad": object()})).error == "BAD_PARAMS"
+
+
+async def test_whatever_a_dialogue_raises_its_slot_is_free_again(tmp_path: Path) -> None:
+    """An exception that was none of Exception left its request running for ever."""
+
+    class Odd(TwoTurns):
+        async def after(self, answer: ModelAnswer) -> bool:
+            raise OfItsOwnKind
+
+    async with worker(tmp_path, dialogues=lambda _job, _system, user: Odd(user)) as found:
+        ended = await outcome(found, await ask(found, "data 5"))
+        assert (ended.state, ended.reason, ended.detail) == (RequestState.FAILED, "dialogue_failed", "OfItsOwnKind")
+        assert (await found.get_worker_status()).slots_used == 0
 
 
 class TwoTurns:
