@@ -379,6 +379,30 @@ TABLE: dict[str, Row] = {
         "the draft of {model} has a vocabulary of {draft} tokens, and the model one of {tokens}",
         "hive config show --origin  # name a draft of the model's own family",
     ),
+    "adapters_no_dir": _error(
+        "adapters may be brought from {path}, and {why}",
+        "{sudo}mkdir -p {path:quote}  # or another [adapters] dir",
+    ),
+    "adapters_dir_open": _warning(
+        "every user may write to {path}, from where adapters are brought: only their signatures protect it",
+        "{sudo}chmod o-w {path:quote}",
+    ),
+    "adapters_unsigned": _warning(
+        "[adapters] signatures = {policy}: whatever lies in {path} can be loaded",
+        "hive config set adapters.signatures required",
+    ),
+    "adapter_keys_wrong": _error("no adapter's signature can be verified: {why}", "{hint}"),
+    "adapter_keys_none": _error(
+        "[adapters] signatures = required, and no key is trusted in {path}: no adapter can be brought",
+        "{sudo}hive adapter trust FILE",
+    ),
+    "adapter_keys_open": _error(
+        "others than {owner} may write to {path}: whoever does says whose adapters are loaded",
+        "{sudo}chmod go-w {path:quote}",
+    ),
+    "adapters_unreadable": _error(
+        "the installed adapters in {path} cannot be read by inference servers", "{sudo}chmod a+rX {path:quote}"
+    ),
     "slots_not_kept": _warning(
         "slots of llama-servers are not kept although llama_slot_dir is set: {why}",
         "hive config show --origin  # another directory, or none",

@@ -22,6 +22,9 @@ from typing import Any
 
 import uvloop
 
+from hive.adapters.directory import AdapterDirectory
+from hive.adapters.keys import TrustedKeys
+from hive.adapters.record import AdapterRecord
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
@@ -34,7 +37,7 @@ from hive.api.services import Services
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Jobs
 from hive.backends.ask import parse_address
-from hive.backends.entries import ModelEntry, entries_of
+from hive.backends.entries import ModelEntry, adapter_entries, entries_of
 from hive.backends.kinds import spec_of
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.slot_place import with_slot_place
@@ -82,6 +85,9 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.process import identify
+from hive.lifecycle.adapter_orders import AdapterOrders
+from hive.lifecycle.adapter_registry import AdapterRegistry
+from hive.lifecycle.adapters import Adapters
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -272,7 +278,11 @@ class Daemon:
         )
         self._scheduler = Scheduler(self.roster, self._database, self._audit_log, recorded.schedules)
         self._prewarmer = Prewarmer(
-            self.roster, self.effects, self._proxy_link, self._audit_log, pooled=lambda: self._pool.offered()
+            self.roster,
+            self.effects,
+            self._proxy_link,
+            self._audit_log,
+            pooled=lambda: self._pool.offered() | self._adapters.offered(),
         )
 
         # The inference server.
@@ -292,6 +302,12 @@ class Daemon:
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
         entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
+        adapters = self._adapter_files = AdapterDirectory(paths.adapters)
+        for name in adapters.tidy():
+            log.warning("adapter_not_whole name=%s: it is removed", name)
+        answering = {(row.name, row.digest) for row in recorded.adapters}
+        installed = [record for record in adapters.records() if (record.name, record.digest) in answering]
+        entries |= adapter_entries(entries, [(record, adapters.path(record)) for record in installed])
         self._ollama = OllamaSlots(
             entries.values(),
             ollama_address(inference, has_units=self._has_units, in_use=[recorded.chosen, given]),
@@ -348,6 +364,17 @@ class Daemon:
             settings=lambda: self.effects.settings,
             resumed=lambda: self._load_tasks.resumed(),
         )
+        self._adapters = Adapters(
+            adapters,
+            recorded.adapters,
+            pool=self._pool,
+            active=self._active,
+            proxy_link=self._proxy_link,
+            database=self._database,
+            audit_log=self._audit_log,
+            settings=lambda: self.effects.settings,
+            check=self._check_adapter,
+        )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
         )
@@ -358,7 +385,7 @@ class Daemon:
             audit_log=self._audit_log,
             roster=self.roster,
             directory=models_dir,
-            pooled=self._pool.offered,
+            pooled=lambda: self._pool.offered() | self._adapters.offered(),
             deployments=self._deployments,
         )
         self._parking = Parking(
@@ -383,6 +410,18 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             parking=self._parking,
+        )
+        self._adapter_orders = AdapterOrders(
+            directory=adapters,
+            keys=self._adapter_keys,
+            settings=lambda: self.effects.settings.adapters,
+            served=self._adapters,
+            registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
+            models=self._models,
+            pool=self._pool,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
         )
         self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
         known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
@@ -506,6 +545,7 @@ class Daemon:
             models=self._models,
             pool=orders,
             deployments=self._deployments,
+            adapters=self._adapter_orders,
             cache=self._cache,
             runner=runner,
             tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
@@ -550,6 +590,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
+                adapters=self._adapter_orders.metrics,
             ),
         )
 
@@ -575,6 +616,7 @@ class Daemon:
             catalog=lambda: self._models.catalog,
             deployments=self._deployments,
             memory=self._memory_split,
+            adapters=self._adapters.offered,
         )
         return RunnerDesk(
             views=views,
@@ -680,11 +722,13 @@ class Daemon:
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
         await self._parking.begin()
+        self._spawn(self._adapter_orders.run(), "adapter orders")
         self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._remotes.run(), "remote models")
         self._spawn(self._pool.run(), "pool")
+        self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")
         self._spawn(self._speculation.run(), "speculation")
         self._spawn(self._load_approvals.run(), "signed loads")
@@ -749,6 +793,7 @@ class Daemon:
             task.cancel()
         self._switcher.close()
         self._models.close()
+        self._adapter_orders.close()
         self._cache.close()
         await self._parking.close()
         self._active.hold()
@@ -816,6 +861,15 @@ class Daemon:
     async def _facts_of(self, entry: ModelEntry) -> FileFacts:
         return await (self._remotes if entry.is_remote else self._ollama).facts_of(entry)
 
+    def _check_adapter(self, record: AdapterRecord) -> None:
+        """Raises SignatureUnverifiable where no key that is trusted now has signed it, SignatureMismatch where its
+        files are changed. It reads all of them."""
+        self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
+        self._adapter_files.check(record)
+
+    def _adapter_keys(self) -> TrustedKeys:
+        return TrustedKeys(self._paths.adapter_keys(self.effects.settings.adapters.keys_dir))
+
     def _address_of(self, entry: ModelEntry) -> str:
         if entry.has_server_here:
             return str(self._paths.slot_socket(entry.id))
@@ -866,6 +920,7 @@ class Daemon:
             cache_epochs=epochs.numbers,
             cache_fresh=epochs.fresh,
             signed=self._load_approvals.now(),
+            adapters=self._adapters.routes(),
         )
 
     def row(self, agent: Agent) -> AgentRow:

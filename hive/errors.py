@@ -69,6 +69,33 @@ class NotApproved(Refusal):
     hint = "a signed order does it: hive op request model-load, then hive model load MODEL --op-token FILE"
 
 
+class SignatureUnverifiable(Refusal):
+    """No key that is trusted here has signed it."""
+
+    code = "signature_unverifiable"
+    hint = "hive adapter trust FILE trusts a public key; hive adapter sign DIR --key FILE signs"
+
+
+class KeyRevoked(SignatureUnverifiable):
+    """The key that signed it was revoked."""
+
+    hint = "sign it with another key: hive adapter sign DIR --key FILE"
+
+
+class SignatureInvalid(Refusal):
+    """Its signature is not what that key signs."""
+
+    code = "signature_invalid"
+    hint = "bring the files and model.sig anew from where they were signed"
+
+
+class SignatureMismatch(Refusal):
+    """The files are not those that were signed."""
+
+    code = "signature_mismatch"
+    hint = "bring them anew from where they were signed, or sign them again: hive adapter sign DIR --key FILE"
+
+
 class BadRequest(Refusal):
     """The request is malformed."""
 
@@ -88,6 +115,20 @@ class GrammarTooComplex(BadRequest):
 
     code = "grammar_too_complex"
     hint = "simplify the schema there; how much is taken is said by [grammar_...] in hive.conf"
+
+
+class AdapterUnsafe(BadRequest):
+    """The files are not what an adapter may be made of."""
+
+    code = "adapter_unsafe"
+    hint = "an adapter is one *.gguf, or adapter_config.json with *.safetensors: files, no links, no pickles"
+
+
+class AdapterMismatch(BadRequest):
+    """The adapter does not go with that model here."""
+
+    code = "adapter_mismatch"
+    hint = "--base names the model that it was made for, as hive model list shows it"
 
 
 class PreviousNotFound(BadRequest):
@@ -141,6 +182,20 @@ class ModelNotFound(NotFound):
 
     code = "model_not_found"
     hint = "hive model pull brings one, hive model list shows what there is"
+
+
+class AdapterNotFound(NotFound):
+    """There is no such adapter here."""
+
+    code = "adapter_not_found"
+    hint = "hive adapter pull installs one, hive adapter list shows what there is"
+
+
+class AdapterNotLoaded(NotFound):
+    """This adapter is not loaded."""
+
+    code = "adapter_not_loaded"
+    hint = "an operator loads it: hive adapter load NAME"
 
 
 class WrongState(Refusal):

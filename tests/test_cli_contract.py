@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hive.adapters.keys import EcSecretKey
 from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE, SERVICES, main
 from hive.governance.envelope import TokenEnvelope
 from hive.governance.keys import new_secret_pem
 from hive.governance.operation import Operation
 from hive.store.database import Database
+from tests.adapters.lora_files import peft_adapter, secret_pem, sign
 
 MAN = "".join(page.read_text() for page in (Path(__file__).parents[1] / "man").glob("*.1.scd")).replace("\\", "")
 """The page that has it is held by test_man.py."""
@@ -73,6 +75,8 @@ def test_every_command_of_the_issue_is_there() -> None:
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore capabilities "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate db-tables db-schema db-query "
+        "adapter-list adapter-show adapter-pull adapter-load adapter-unload adapter-remove adapter-keys "
+        "adapter-sign adapter-verify adapter-trust adapter-revoke "
         "op-keygen op-request op-sign op-show op-verify op-submit"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
@@ -107,7 +111,7 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",))],
+    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",), ("adapter",))],
     ids=" ".join,
 )
 def test_a_group_alone_is_a_usage_error_that_shows_help(
@@ -175,6 +179,12 @@ def test_an_unknown_option_is_exit_2(command: Command, capsys: pytest.CaptureFix
 CALLS: dict[str, list[str]] = {
     "run": ["m", "hi"],
     "pool import": ["{root}/manifest.json"],
+    "adapter pull": ["legal", "--base", "m"],
+    "adapter remove": ["legal", "--yes"],
+    "adapter sign": ["{adapter}", "--key", "{adapter}.key"],
+    "adapter verify": ["{adapter}", "--key", "{adapter}.pub"],
+    "adapter trust": ["{adapter}.pub", "--keys", "{root}/keys"],
+    "adapter revoke": ["ab" * 32, "--keys", "{root}/keys"],
     "agent apply": ["{toml}"],
     "agent create": ["a", "--", "sleep", "1"],
     "agent exec": ["alice", "--", "true"],
@@ -213,6 +223,8 @@ OWN_CODES = {"agent exec": 125}
 NEEDS_NONE = {"doctor", "status"}
 """Takes the options that say which Hive is meant, and has an answer also where there is none."""
 WITHOUT_NAME = {
+    "adapter list",
+    "adapter keys",
     "capabilities",
     "lease list",
     "op show",
@@ -256,6 +268,16 @@ def signed_operation(directory: Path) -> Path:
     return path
 
 
+def signed_adapter(directory: Path) -> Path:
+    """An adapter with its signature, and both halves of the key beside it."""
+    key = secret_pem()
+    path = sign(peft_adapter(directory / "legal"), EcSecretKey(key))
+    Path(f"{path}.key").write_bytes(key)
+    Path(f"{path}.key").chmod(0o600)
+    Path(f"{path}.pub").write_bytes(EcSecretKey(key).public.pem)
+    return path
+
+
 @each([command for command in ALL if command[1].options == "client" and " ".join(command[0]) not in NEEDS_NONE])
 def test_without_a_daemon_every_command_that_needs_one_is_exit_5(
     command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -293,6 +315,7 @@ def test_json_is_one_object_with_schema_and_version(
         capsys.readouterr()
     (tmp_path / "manifest.json").write_text('{"models": {"q": {"path": "/m/q.gguf"}}}')
     given = {"conf": conf, "toml": "", "root": tmp_path, "op": signed_operation(tmp_path)}
+    given["adapter"] = signed_adapter(tmp_path)
     words = [word.format(**given) for word in CALLS.get(" ".join(path), [])]
     assert main([*path, *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -312,7 +335,7 @@ def test_a_wrong_command_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["pause", "a1"], "did you mean `hive agent pause`?"),
         (["start"], "did you mean `hive agent start`?"),
         (["switch", "vllm"], "did you mean `hive backend switch`?"),
-        (["revoke"], "did you mean `hive token revoke`?"),
+        (["revoke"], "did you mean `hive adapter revoke` or `hive token revoke`?"),
         (["set"], "did you mean `hive config set`?"),
     ],
 )

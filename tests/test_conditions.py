@@ -19,6 +19,7 @@ from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, c
 from hive.control.health import Facts
 from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import (
+    adapters,
     backends,
     docker,
     files,
@@ -246,6 +247,12 @@ CASES: dict[str, Case] = {
     "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
     "speculation_without_numba": lambda: speculation.judge_numba(["m"], "/opt/vllm/bin/vllm", lacks=True),
     "speculation_other_vocabulary": lambda: speculation.judge_drafts([("m", "vllm", 32000, 32001)]),
+    "adapters_no_dir": lambda: adapters.judge_dir(adapters.FoundDirectory(P, "it is not there"), "required"),
+    "adapters_dir_open": lambda: adapters.judge_dir(adapters.FoundDirectory(P, mode=0o777), "required"),
+    "adapters_unsigned": lambda: adapters.judge_dir(adapters.FoundDirectory(P, mode=0o755), "warn"),
+    "adapter_keys_none": lambda: adapters.judge_keys(P, 0, 1, "required"),
+    "adapter_keys_open": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o775), is_apart=True),
+    "adapters_unreadable": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o700), is_apart=True),
     "slots_not_kept": lambda: parking.judge_directory("/d", "it is so"),
     "lease_overdue": lambda: pool.judge_leases({"leases": [OVERDUE]}),
     "pool_unmeasured": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "used_bytes": None}]}),
@@ -298,6 +305,7 @@ CASES: dict[str, Case] = {
 ELSEWHERE = {
     "units_not_found": "an installation without its shared files",
     "policy_wrong": "tests/doctor/test_doctor.py::test_the_policy_is_read_as_the_helper_reads_it",
+    "adapter_keys_wrong": "tests/doctor/test_adapters.py::test_a_key_that_is_not_to_be_believed_is_told",
     "rules_wrong": "tests/doctor/test_governance.py::test_the_rules_are_read_as_the_daemon_reads_them",
     "policy_not_roots": "a policy of another user's on an installed Hive",
 }

@@ -43,13 +43,15 @@ ALLOWED: dict[str, set[str]] = {
     "models": LEAVES,
     "pool": LEAVES,
     "governance": LEAVES,
+    "adapters": LEAVES | {"host"},
     "store": LEAVES,
     "wire": LEAVES,
     "dialects": LEAVES,
     "client": LEAVES,
     "files": LEAVES | {"host", "store", "governance"},
     "slots": LEAVES | {"host", "link"},
-    "slots.model_slots": LEAVES | {"host", "link", "backends.entries", "backends.models_dir"},  # its ids
+    "slots.model_slots": LEAVES
+    | {"host", "link", "backends.entries", "backends.models_dir", "adapters.directory"},  # its ids
     "holders": LEAVES | {"host", "link"},
     "sandbox": LEAVES | {"host", "link", "slots", "holders"},
     "agents": LEAVES | {"link", "sandbox.client", "store"},
@@ -58,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         ("backends.ask", "backends.backend", "backends.recognise", "backends.one_token"),
         LEAVES | {"models", "dialects", "host"},  # they ask; the kinds are data and pure functions
     ),
+    "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
@@ -69,23 +72,27 @@ ALLOWED: dict[str, set[str]] = {
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
-    "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool"},
+    "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
-    "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api"},
+    "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
     "jobs": LEAVES | {"worker"},
     "jobs.wiring": LEAVES | {"worker", "jobs", "backends.command_line", "host.cgroup"},  # types of what it passes on
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
-    "doctor": AROUND | {"governance", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
-    "up": AROUND | {"demo", "worker", "link.slots"},
+    "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
     "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
+    **dict.fromkeys(
+        ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),
+        LEAVES | {"client", "cli", "adapters", "host.files"},  # they sign, verify and trust without a daemon
+    ),
     "cli.op": LEAVES | {"client", "cli", "governance"},  # it signs and verifies without a daemon
     "cli.op_files": LEAVES | {"cli", "governance"},
     "cli.version": LEAVES | {"cli", "host.program"},  # so is git, which is asked in a clone
@@ -119,6 +126,7 @@ STARTERS = {
     "cli.backup",
     "cli.config",
     "cli.pool_import",
+    "cli.adapters.place",
 }
 """The modules that may import composition roots, inside a function: nothing else pays for them at start."""
 

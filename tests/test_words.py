@@ -21,7 +21,7 @@ FORBIDDEN = re.compile(
 """Openings that begin a clause. A docstring begins with a verb or a noun: it says what the thing does or is."""
 
 TERM = re.compile(r"- \*\*([^*]+)\*\*: \S.*")
-FIRST_TERM = "agent"
+FIRST_TERM = "adapter"
 
 README_TERMS = (
     "agent",

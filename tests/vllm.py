@@ -23,6 +23,7 @@ SEQUENCES = 4
 """Requests it works on at once; the others wait in its own queue."""
 NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
 """A random model writes white space between two words of JSON for ever, where it may."""
+TAKES_ADAPTERS = ("--enable-lora", "--max-loras", "4", "--max-lora-rank", "8")
 MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_hf_model.py"
 SERVE = MAKE_MODEL.with_name("serve_vllm.py")
 UP_WITHIN_S = 300.0
@@ -76,10 +77,16 @@ def cache_for(venv: Path, folder: Path) -> Path:
 
 @contextmanager
 def serve(
-    venv: Path, folder: Path, model: Path | None = None, *, more: Sequence[str] = ("--enable-prefix-caching",)
+    venv: Path,
+    folder: Path,
+    model: Path | None = None,
+    *,
+    more: Sequence[str] = ("--enable-prefix-caching",),
+    port: int = 0,
 ) -> Iterator[VllmServer]:
-    """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: words of its command line."""
-    port, log = free_port(), folder / "vllm.log"
+    """vLLM on this port, or a free one, all that it writes in `folder`; ready to answer. `more`: words of its command
+    line."""
+    port, log = port or free_port(), folder / "vllm.log"
     command = [str(venv / "bin" / "python"), "-P", str(SERVE)]
     command += ["--model", str(model or model_for(venv, folder)), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
@@ -98,6 +105,7 @@ def serve(
         "OMP_NUM_THREADS": "1",  # more of them mostly wait for each other, with so small a model, and spin
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "HF_HUB_OFFLINE": "1",
         "HOME": str(folder),
     }
@@ -128,14 +136,14 @@ def _wait_until_up(server: VllmServer, log: Path) -> None:
 
 
 @contextmanager
-def served(*more: str) -> Iterator[VllmServer]:
+def served(*more: str, port: int = 0) -> Iterator[VllmServer]:
     """A vLLM on TCP, skipped with the reason. Its sockets lie in its folder, so that has a short name."""
     venv = environment()
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     folder = Path(tempfile.mkdtemp(prefix="hive-vllm-"))
     try:
-        with serve(venv, folder, more=("--enable-prefix-caching", *more)) as server:
+        with serve(venv, folder, more=("--enable-prefix-caching", *more), port=port) as server:
             yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,5 +152,5 @@ def served(*more: str) -> Iterator[VllmServer]:
 @pytest.fixture(scope="session")
 def vllm_server() -> Iterator[VllmServer]:
     """One vLLM for the whole run."""
-    with served("--structured-outputs-config", NO_SPACE) as server:
+    with served("--structured-outputs-config", NO_SPACE, *TAKES_ADAPTERS) as server:
         yield server

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from hive.api.adapters import AdapterApi
 from hive.api.agent_subresources import AgentSubresourceApi
 from hive.api.agents import AgentApi
 from hive.api.cache import CacheApi
@@ -61,6 +62,7 @@ def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event)
     table = [
         *BoxApi(services, stopping=stopping).rows(),
         *ModelApi(services).rows(),
+        *AdapterApi(services).rows(),
         *PoolApi(services).rows(),
         *RunnerApi(services).rows(),
         *TasksApi(services).rows(),

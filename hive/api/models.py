@@ -111,10 +111,12 @@ class ModelApi:
         return as_json(await self._services.models.refresh())
 
     async def deployed_models(self, _: Request) -> Response:
-        """A load by order, a pin and a switch of the inference server deploy a model; an unload by order ends that."""
+        """A load by order, a pin and a switch of the inference server deploy a model, a load by order an adapter; an
+        unload by order ends that. What was served of adapters when Hive ended is always served again."""
         services = self._services
         restore = services.effects.settings.registry.restore
-        return as_json(DeployedModels(restore=restore, deployed=services.deployments.views()))
+        deployed = [*services.deployments.views(), *services.adapters.registry.views()]
+        return as_json(DeployedModels(restore=restore, deployed=deployed))
 
     async def pull_model(self, request: Request) -> Response:
         """A job, 202 while it runs. `model` is a name for Ollama to fetch, or the absolute path of a GGUF file or a

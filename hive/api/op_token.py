@@ -39,12 +39,15 @@ async def approved(services: Services, request: Request, operation: str, params:
     return await _asked(services, request, act)
 
 
-async def approved_body(services: Services, request: Request, operation: str) -> tuple[dict[str, Any], Approval]:
-    """The params of an order of the runner API, all of its body but the token, and its approval. There is no breaking
-    of glass. The body is an object: `body_of` has read it. Raises as `Governor.approve`."""
-    members = msgspec.json.decode(request.scope[BODY], type=dict[str, msgspec.Raw])
+async def approved_body(
+    services: Services, request: Request, operation: str, **of_path: str
+) -> tuple[dict[str, Any], Approval]:
+    """The params of an order of the runner API, all of its body but the token and what its path names, and its
+    approval. There is no breaking of glass. The body is an object, or empty: `body_of` has read it. Raises as
+    `Governor.approve`."""
+    members = msgspec.json.decode(request.scope[BODY] or b"{}", type=dict[str, msgspec.Raw])
     token = members.pop(MEMBER, None)
-    params = {name: msgspec.json.decode(raw) for name, raw in members.items()}
+    params = {**of_path, **{name: msgspec.json.decode(raw) for name, raw in members.items()}}
     act = GovernedAct(operation, params, token="" if token is None else _text(token))
     return params, await _asked(services, request, act)
 

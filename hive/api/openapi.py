@@ -23,6 +23,7 @@ REF = "#/components/schemas/{name}"
 BODIES = {"change_config": config_schema.changes}
 """Handler → what its body is, where the type says less than there is to say."""
 PATH_PARAMS = {
+    "adapter": "An adapter, by its name.",
     "ref": "An agent, by name or id.",
     "id": "As the answer that told of it has it.",
     "taskId": "As the answer to a load has it.",
@@ -30,6 +31,7 @@ PATH_PARAMS = {
     "task": "A task, by the name of its section; `task:` may stand before it.",
 }
 TAGS = {
+    "adapters": "LoRA weights that answer beside a model: bringing, loading, unloading, the keys they are signed with.",
     "agents": "Agents, and what belongs to one: messages, schedules, kept responses, tokens, logs, usage.",
     "audit": "Who did what.",
     "budgets": "Budgets of tokens.",
@@ -42,6 +44,7 @@ TAGS = {
     "health": "How Hive is.",
     "jobs": "What takes long.",
     "leases": "Memory of the pool for programs that are no model.",
+    "llm": "Adapters, by the paths that clients of a model runner know.",
     "metrics": "For Prometheus.",
     "models": "What the inference server offers, which model a request is given, loading and unloading.",
     "openapi.json": "This description.",

@@ -53,10 +53,10 @@ def problem(error: HiveError) -> Response:
 def is_runners(path: str) -> bool:
     """Whether a path is one of the runner API, whose errors have a shape of their own.
 
-    >>> [is_runners(path) for path in ("/v1/models/load", "/health", "/metrics", "/api/health")]
-    [True, True, True, False]
+    >>> [is_runners(path) for path in ("/v1/models/load", "/llm/adapters/a/load", "/health", "/metrics", "/api/health")]
+    [True, True, True, True, False]
     """
-    return path.startswith("/v1/") or path in ("/health", "/metrics")
+    return path.startswith(("/v1/", "/llm/")) or path in ("/health", "/metrics")
 
 
 def failure(error: HiveError, path: str) -> Response:

@@ -31,6 +31,7 @@ from hive.control.switching import Switcher
 from hive.control.task_report import TaskReport
 from hive.control.usage_report import UsageReport
 from hive.host.gpu_memory import GpuMemoryReader
+from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.runner import RunnerDesk
 from hive.link.proxy_link import ProxyGates
@@ -68,6 +69,7 @@ class Services:
     models: Models
     pool: PoolOrders
     deployments: Deployments
+    adapters: AdapterOrders
     cache: CacheFlusher
     runner: RunnerDesk
     tasks: TaskReport

@@ -264,6 +264,8 @@ class BoxApi:
             cancelling = pool.cancel(job_id)
         elif (cache := self._services.cache).has(job_id):
             cancelling = cache.cancel(job_id)
+        elif (adapters := self._services.adapters).has(job_id):
+            cancelling = adapters.cancel(job_id)
         else:
             cancelling = self._services.switcher.cancel(job_id)
         return as_json(views.job_view(await cancelling, time.time()))

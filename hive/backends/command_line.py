@@ -28,12 +28,14 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Settings and places of a start. `environment`: as the server may see it; `state`: where it caches."""
+    """Settings and places of a start. `environment`: as the server may see it; `state`: where it caches; `max_rank`: of
+    adapters that it takes."""
 
     inference: InferenceSection
     environment: dict[str, str]
     socket: Path
     state: Path
+    max_rank: int = 64
 
 
 def served_name(default_model: str, path: str) -> str:

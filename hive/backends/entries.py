@@ -6,11 +6,13 @@ at 107 bytes. Daemon, helper and supervisor make the same entries of the same se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from hive.adapters.record import GGUF as GGUF_FORMAT
+from hive.adapters.record import AdapterRecord
 from hive.domain import BackendKind
 from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
@@ -18,10 +20,24 @@ from hive.settings.table import Settings
 GGUF = ".gguf"
 
 
+MIB = 1 << 20
+
+
+class EntryAdapter(msgspec.Struct, frozen=True):
+    """The adapter of an entry that is a model with it, as llama-server loads them. `name`: by which requests ask for
+    it; `base`: the model of the pool that it is on; `path`: its GGUF file, of `bytes`; `digest`: of its files."""
+
+    name: str
+    base: str
+    path: Path
+    digest: str
+    bytes: int = 0
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the pool as it is described. `id`: of its slot; `path`: its file or directory, of Ollama's and
     remote ones their name there; `origin`: where it is described, for people; `draft`: the files of the model that it
-    drafts with."""
+    drafts with; `adapter`: the one with which its server starts."""
 
     id: str
     name: str
@@ -30,6 +46,12 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     row: ModelRow
     origin: str = ""
     draft: Path | None = None
+    adapter: EntryAdapter | None = None
+
+    @property
+    def approved_as(self) -> str:
+        """The id under which a signed load of its weights is on record: with an adapter, the base's."""
+        return self.id if self.adapter is None else slot_id(self.adapter.base)
 
     @property
     def at_server(self) -> str:
@@ -80,6 +102,46 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
                 id=slot_id(name), name=name, kind=kind, path=path, row=row, origin=str(path)
             )
     return entries
+
+
+def adapter_entries(
+    entries: Mapping[str, ModelEntry], adapters: Iterable[tuple[AdapterRecord, Path]]
+) -> dict[str, ModelEntry]:
+    """The entries by slot id that GGUF adapters on entries of llama-server make: each a server of its own, of its base
+    with that one adapter (decision 045). An adapter on what is no such entry makes none, nor do two with one id: whose
+    weights its server would have is not known then.
+
+    It is started as its base is, but for what would make of it more than that: it is pinned by nobody, and drafts
+    nothing: whether a draft helps an adapter is not known.
+    """
+    by_name = {entry.name: entry for entry in entries.values()}
+    found: dict[str, ModelEntry] = {}
+    shared = set(entries)
+    for record, path in adapters:
+        base = by_name.get(record.base)
+        id = slot_id(record.engine_name)
+        if base is None or base.kind != BackendKind.LLAMA or record.format != GGUF_FORMAT:
+            continue
+        if id in found:
+            shared.add(id)
+        more_mb = -(-record.bytes // MIB) if base.row.vram_mb else 0
+        row = msgspec.structs.replace(
+            base.row,
+            pin=False,
+            speculative="none",
+            draft="",
+            vram_mb=base.row.vram_mb + more_mb,
+        )
+        found[id] = ModelEntry(
+            id=id,
+            name=record.engine_name,
+            kind=base.kind,
+            path=base.path,
+            row=row,
+            origin=base.origin,
+            adapter=EntryAdapter(record.name, record.base, path, record.digest, record.bytes),
+        )
+    return {id: entry for id, entry in found.items() if id not in shared}
 
 
 def started_entries(entries: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:

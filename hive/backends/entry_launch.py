@@ -32,12 +32,13 @@ def launch_entry(
     state: Path,
     weights_bytes: int = 0,
     may_sleep: bool = False,
+    max_rank: int = 64,
 ) -> Launch:
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes; `may_sleep`: it is started so that it can. Raises BadRequest for a context larger than the entry's, and for
-    a model of Ollama.
+    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several. Raises BadRequest
+    for a context larger than the entry's, and for a model of Ollama.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
@@ -54,7 +55,9 @@ def launch_entry(
         raise BadRequest(f"{entry.name} has a context of {own} tokens, and {context} were granted")
     is_llama = entry.kind == BackendKind.LLAMA
     fields = _llama_fields(entry, context or own, inference) if is_llama else _vllm_fields(entry, inference)
-    order = Order(msgspec.structs.replace(inference, **fields), shown_environment(environment, state), socket, state)
+    order = Order(
+        msgspec.structs.replace(inference, **fields), shown_environment(environment, state), socket, state, max_rank
+    )
     make = spec_of(entry.kind).launch
     if make is None:
         raise BadRequest(f"{entry.kind} is started by somebody else")
@@ -71,6 +74,8 @@ def launch_entry(
     needed = [_named(need, entry) for need in made.needed]
     if row.chat_template:
         needed.append(Needed("chat_template", Path(row.chat_template), f"named in {entry.origin}"))
+    if entry.adapter is not None:
+        needed.append(Needed("adapter", entry.adapter.path, f"hive adapter pull installs {entry.adapter.name} anew"))
     return Launch((*made.command, *more), made.environment | variables, tuple(needed), made.socket)
 
 
@@ -89,6 +94,7 @@ def _vllm_fields(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
     return {
         "default_model": entry.name,
         "vllm_model": str(entry.path),
+        "vllm_adapters": entry.row.adapters,
         "vllm_max_sequences": entry.row.parallel or inference.vllm_max_sequences,
         "vllm_speculative_model": "" if entry.draft is None else str(entry.draft),
         **_speculation(entry, inference),
@@ -109,6 +115,8 @@ def _speculation(entry: ModelEntry, inference: InferenceSection) -> dict[str, ob
 def _llama_more(entry: ModelEntry, gpus: list[str]) -> tuple[list[str], dict[str, str]]:
     """Flags and variables of a llama-server. What not every build knows is a variable: an older one passes over it."""
     row, more = entry.row, list[str]()
+    if entry.adapter is not None:
+        more += ["--lora", str(entry.adapter.path)]
     # Mapped weights would be the page cache's memory, not the server's, and could not be measured.
     variables = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}
     if row.chat_template:

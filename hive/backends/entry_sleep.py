@@ -37,6 +37,8 @@ def why_no_sleep(entry: ModelEntry, pool: PoolSection, accounts: Collection[str]
         return f"{spec.label} sleeps on GPUs only"
     if entry.row.category not in GENERATES:
         return "only a model that generates text can be tested after a wake"
+    if entry.row.adapters:
+        return "what becomes of its adapters in its sleep is not known"
     if not pool.host_ram_mb:
         return "host_ram_mb in [pool] is 0"
     return ""

@@ -57,15 +57,16 @@ def launch(
     *,
     runtime: Path = RUNTIME,
     state: Path = STATE,
+    max_rank: int = 64,
 ) -> Launch:
-    """Command line of a server of `kind` with these settings from this environment.
+    """Command line of a server of `kind` with these settings from this environment. `max_rank`: of adapters.
 
     Raises ValueError for a kind that is not in STARTED.
     """
     how = spec_of(kind).launch if kind in STARTED else None
     if how is None:
         raise ValueError(f"{kind} is no program that settings describe (the demo backend is Hive's own)")
-    return how(Order(inference, shown_environment(environment, state), socket_of(kind, runtime), state))
+    return how(Order(inference, shown_environment(environment, state), socket_of(kind, runtime), state, max_rank))
 
 
 def without_ram_cache(settings: Settings) -> InferenceSection:

@@ -10,6 +10,7 @@ from hive.backends.conversation import (
     LOAD_S,
     Answers,
     AskedServer,
+    ControlAnswer,
     Conversation,
     check_done,
     decoded,
@@ -25,7 +26,8 @@ from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
 from hive.backends.speculation import DRAFT, vllm_words
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
+from hive.errors import AdapterMismatch, BackendDown, BackendTimeout, NotSupported
+from hive.models.adapter_names import is_engine_name
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS
 from hive.models.salts import salt
@@ -33,6 +35,8 @@ from hive.settings.table import InferenceSection
 
 PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
 """A lower number goes first."""
+MOST_SAID = 400
+"""Characters of its own words in an error."""
 _SCORES = ("/v1/rerank", "/rerank", "/v1/score", "/score")
 _SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", *_SCORES})
 """Endpoints of 0.32 and 0.33 whose schema has `cache_salt` and `priority`; older ones pass over them."""
@@ -189,6 +193,68 @@ def _done(server: AskedServer, path: str, body: dict[str, object]) -> Conversati
     check_done((yield from post(path, body, within_s=LOAD_S)), server)
 
 
+# --- adapters (0.32, started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1) -------------------------------------------------
+
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that it can be told to make room for."""
+NO_ADAPTERS = "set adapters = N in its [model NAME], or vllm_adapters = N in [inference], and start it anew"
+_NOT_FOUND = b'{"detail":"Not Found"}'
+"""The answer of a server without that route."""
+
+
+class _Said(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Said
+
+
+def adapters_at(server: AskedServer) -> Conversation[frozenset[str]]:
+    """The adapters that Hive had loaded there."""
+    return frozenset(model.name for model in (yield from models(server)) if model.parent and is_engine_name(model.name))
+
+
+def load_adapter(server: AskedServer, name: str, path: str) -> Conversation[None]:
+    """Has it answer to `name` with the adapter in the directory `path`, and asks that for a token: it takes some
+    weights that it cannot use. Raises NotSupported, AdapterMismatch where it refuses these weights, BackendDown,
+    BackendTimeout. One that it has by this name is the same weights."""
+    answer = yield from post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, within_s=LOAD_S)
+    if answer.status == 404 and answer.body.strip() == _NOT_FOUND:
+        raise NotSupported(f"{server} was started without room for adapters", hint=NO_ADAPTERS)
+    if answer.status != 200 and name not in (yield from adapters_at(server)):
+        raise _refused(server, name, answer)
+    target, body = openai_answers.completion(name, "max_tokens")
+    answer = yield from post(target, body, within_s=LOAD_S)
+    if answer.status != 200:
+        yield from unload_adapter(server, name)
+        raise _refused(server, name, answer)
+
+
+def _refused(server: AskedServer, name: str, answer: ControlAnswer) -> AdapterMismatch:
+    said = " ".join(_error_in(answer.body).split())[:MOST_SAID]
+    return AdapterMismatch(f"{server} refuses {name}: {said or answer.status}")
+
+
+def _error_in(body: bytes) -> str:
+    """Its own words.
+
+    >>> _error_in(b'{"error":{"message":"no rank"}}'), _error_in(b"x")
+    ('no rank', '')
+    """
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+
+
+def unload_adapter(server: AskedServer, name: str) -> Conversation[None]:
+    """It answers to this name no more. The weights stay in its memory until others need the room (#54839)."""
+    answer = yield from post("/v1/unload_lora_adapter", {"lora_name": name}, within_s=LOAD_S)
+    if answer.status not in (200, 404):
+        check_done(answer, server)
+
+
 # --- what requests say to it -------------------------------------------------------------------------------------
 
 
@@ -224,6 +290,18 @@ def places(told: int | None, inference: InferenceSection) -> tuple[int | None, s
     return inference.vllm_max_sequences, "vllm_max_sequences in hive.conf"
 
 
+def adapter_words(adapters: int, max_rank: int) -> tuple[str, ...]:
+    """The words of its command line for so many adapters at once, of this rank at most.
+
+    >>> adapter_words(0, 64), adapter_words(4, 40)[-2:]
+    ((), ('--max-lora-rank', '64'))
+    """
+    if not adapters:
+        return ()
+    rank = next((rank for rank in ADAPTER_RANKS if rank >= max_rank), ADAPTER_RANKS[-1])
+    return "--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(rank)
+
+
 def launch(order: Order) -> Launch:
     inference, state = order.inference, order.state
     command = [
@@ -241,7 +319,7 @@ def launch(order: Order) -> Launch:
         "--disable-uvicorn-access-log",
     ]
     needed = [program("vllm_program", inference.vllm_program), model("vllm_model", inference.vllm_model)]
-    command += vllm_words(inference)
+    command += [*vllm_words(inference), *adapter_words(inference.vllm_adapters, order.max_rank)]
     if inference.speculative == DRAFT and (draft := inference.vllm_speculative_model):
         needed.append(model("vllm_speculative_model", draft))
     more = {
@@ -255,6 +333,8 @@ def launch(order: Order) -> Launch:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
+    if inference.vllm_adapters:
+        more["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return Launch(tuple(command), order.environment | more, tuple(needed), order.socket)
 
 

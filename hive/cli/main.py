@@ -112,6 +112,63 @@ Examples:
         ),
     },
 )
+ADAPTER = CommandTable(
+    "Adapters: LoRA weights that answer beside a model, under a name of their own.",
+    """Adapters: LoRA weights that answer beside a model, under a name of their own. Without a command: list.
+
+Examples:
+  hive adapter pull legal-v2 --base qwen3-8b --name legal
+  hive adapter load legal
+  hive adapter list
+""",
+    {
+        "list": LazyCommand(
+            "adapters.orders:list_adapters",
+            "Lists the adapters: on which model, which build of each is loaded, and whose key signed it.",
+        ),
+        "show": LazyCommand(
+            "adapters.orders:show",
+            "Shows all that is known of one adapter: its builds, their files, and what is loaded.",
+        ),
+        "pull": LazyCommand(
+            "adapters.orders:pull",
+            "Brings an adapter from the directory that [adapters] dir names: copied, checked as a copy, installed"
+            " whole.",
+        ),
+        "load": LazyCommand("adapters.orders:load", "Loads an adapter, the build that was installed last."),
+        "unload": LazyCommand("adapters.orders:unload", "Unloads an adapter."),
+        "remove": LazyCommand(
+            "adapters.orders:remove", "Removes an adapter that is installed: all of its builds, or one."
+        ),
+        "keys": LazyCommand(
+            "adapters.orders:keys",
+            "Lists the keys that adapters are signed with: which are trusted, which are revoked, and what each has"
+            " signed.",
+        ),
+        "sign": LazyCommand(
+            "adapters.signing:sign",
+            "Signs an adapter with a key: all files of the directory, but what Git keeps.",
+            "json",
+        ),
+        "verify": LazyCommand(
+            "adapters.signing:verify",
+            "Verifies that an adapter is what a trusted key has signed, as an installation would.",
+            "json",
+        ),
+        "trust": LazyCommand(
+            "adapters.trust:trust",
+            "Trusts a public key: adapters that are signed with it may be installed from now on.",
+            "json",
+        ),
+        "revoke": LazyCommand(
+            "adapters.trust:revoke",
+            "Revokes a key: nothing it has signed is installed or loaded from now on, and what is loaded of it is "
+            "unloaded.",
+            "json",
+        ),
+    },
+    default="list",
+)
 POOL = CommandTable(
     "The models that share this box's memory: which is loaded, and why.",
     """The models that share this box's memory: which is loaded, and why. Without a command: show.
@@ -343,6 +400,7 @@ Examples:
         "queue": QUEUE,
         "backend": BACKEND,
         "model": MODEL,
+        "adapter": ADAPTER,
         "pool": POOL,
         "cache": CACHE,
         "capabilities": LazyCommand(

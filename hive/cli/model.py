@@ -197,7 +197,8 @@ def _show_list(call: CommandCall, schema: str, answer: Answer) -> None:
 
 def _listed(answer: Answer) -> str:
     tiers = ["TIERS"] if answer["routing"] else []
-    pool = {slot["model"]: slot for slot in answer["pool"]}
+    adapters = {model["name"] for model in answer["models"] if model["parent"]}
+    pool = {_asked_as(slot["model"], adapters): slot for slot in answer["pool"]}
     states = ["POOL"] if pool else []
     heads = ["MODEL", "SIZE", "QUANTIZATION", "PARAMETERS", "LOADED", *states, *tiers, "ALIASES"]
     rows = [
@@ -219,6 +220,16 @@ def _listed(answer: Answer) -> str:
     told = f"\nnot offered, but in {answer['directory']}: {one_line(', '.join(besides))}" if besides else ""
     drop = ("PARAMETERS", "ALIASES", "LOADED", "TIERS", "QUANTIZATION", "POOL")
     return fitted(heads, rows, drop=[head for head in drop if head in heads]) + told
+
+
+def _asked_as(model: str, adapters: set[str]) -> str:
+    """The name by which requests ask for a model of the pool, which for an adapter's server is the adapter's.
+
+    >>> _asked_as("legal@0123456789ab", {"legal"}), _asked_as("tiny@main", {"legal"})
+    ('legal', 'tiny@main')
+    """
+    name = model.rpartition("@")[0]
+    return name if name in adapters else model
 
 
 def _pooled(slot: Answer | None) -> str:

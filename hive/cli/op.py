@@ -215,7 +215,7 @@ def submit(
         return
     headers = headers_of(file, "")
     if method == "DELETE":
-        answer = call.client.delete(path, timeout_s=ORDER_S, headers=headers, end=query["end"])
+        answer = call.client.delete(path, timeout_s=ORDER_S, headers=headers, **query)
     else:
         answer = call.client.post(path, body, timeout_s=ORDER_S, headers=headers)
     if not no_wait and "progress" in answer:
@@ -233,7 +233,7 @@ def _task_ended(call: CommandCall, task: Answer, *, no_wait: bool) -> Answer:
     return task
 
 
-def order_of(operation: Operation, file: Path) -> tuple[str, str, dict[str, Any] | None, dict[str, int]]:
+def order_of(operation: Operation, file: Path) -> tuple[str, str, dict[str, Any] | None, dict[str, Any]]:
     """Method, path, body and query of the order that an operation is. Raises UsageError for one that is no order alone.
 
     >>> order_of(Operation("model-unload", "b", {"modelId": "a/b", "force": True}, 0, 1, ""), Path("x.op"))
@@ -241,6 +241,7 @@ def order_of(operation: Operation, file: Path) -> tuple[str, str, dict[str, Any]
     """
     params = dict(operation.params)
     one = f"/api/models/{quote(str(params.get('modelId')), safe='')}"
+    adapter = f"/api/adapters/{quote(str(params.get('name')), safe='')}"
     match operation.operation:
         case "model-load" if [*params] == ["modelId"]:
             return "POST", f"{one}/load", None, {}
@@ -254,12 +255,29 @@ def order_of(operation: Operation, file: Path) -> tuple[str, str, dict[str, Any]
             return "POST", f"{one}/{operation.operation.removeprefix('model-')}", None, {}
         case "backend-switch":
             return "POST", "/api/system/inference", params, {}
+        case "adapter-pull":
+            return "POST", "/api/adapters", params, {}
+        case "adapter-load":
+            return "POST", f"{adapter}/load", _only(params, "digest"), {}
+        case "adapter-unload":
+            return "POST", f"{adapter}/unload", None, {}
+        case "adapter-remove":
+            return "DELETE", adapter, None, _only(params, "digest")
+        case "adapter-trust":
+            raise UsageError(
+                "the key itself is sent with it: POST /api/adapters/keys",
+                hint="docs/adapters.md; where the keys are root's, root trusts it: hive adapter trust FILE",
+            )
         case "lease-end":
             return "DELETE", f"/api/leases/{quote(str(params.get('id')), safe='')}", None, {"end": 1}
         case "lease-run" | "lease-take":
             verb = operation.operation.removeprefix("lease-")
             raise UsageError(f"who holds a lease asks for it: hive lease {verb} … --op-token {file}")
     raise UsageError(f"this command knows no operation {operation.operation[:40]!r}")
+
+
+def _only(params: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: params[name] for name in names if name in params}
 
 
 def _time_of(text: str) -> int:

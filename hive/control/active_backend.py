@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
@@ -42,6 +43,8 @@ class Active:
         """The words of a flush that has the gate closed; else empty."""
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
+        self.on_read: Callable[[BackendControl, Sequence[ModelInfo]], Awaitable[None]] = _nothing_read
+        """Called with what it offers each time that was read, before anybody is told that it is up. Raises nothing."""
 
     def __repr__(self) -> str:
         return f"<Active {self.target} {'watched' if self._watching is not None else 'not watched'}>"
@@ -93,14 +96,28 @@ class Active:
     def choose(self, target: Target) -> None:
         """This one, before anything is watched."""
         self._take(
-            BackendWatch(target.kind, target.address, settings=lambda: self._effects.settings, on_checked=self._checked)
+            BackendWatch(
+                target.kind,
+                target.address,
+                settings=lambda: self._effects.settings,
+                on_checked=self._checked,
+                on_read=self._read,
+            )
         )
         self._unit = target.unit
 
     def choose_whatever_answers(self, address: str) -> None:
         """Chooses the address, for a server of any kind; also the way back to where no server is in use."""
         self._address = address
-        self._take(BackendWatch(None, address, settings=lambda: self._effects.settings, on_checked=self._checked))
+        self._take(
+            BackendWatch(
+                None,
+                address,
+                settings=lambda: self._effects.settings,
+                on_checked=self._checked,
+                on_read=self._read,
+            )
+        )
         self._unit = ""
 
     def choose_none(self) -> None:
@@ -159,6 +176,9 @@ class Active:
             self._live.set_models([])
         self.watch()
 
+    async def _read(self, control: BackendControl, models: Sequence[ModelInfo]) -> None:
+        await self.on_read(control, models)
+
     def _checked(self, changed: bool) -> None:
         assert self._watch is not None
         effects, was_up = self._effects, self._effects.backend is not None and self._effects.backend.up
@@ -172,3 +192,7 @@ class Active:
             backend = effects.backend
             detail = {"backend": backend.label, "version": backend.version, "models": len(effects.models)}
             self._audit_log.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+
+
+async def _nothing_read(control: BackendControl, models: Sequence[ModelInfo]) -> None:
+    """Nobody wants to know."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -29,8 +29,8 @@ class BackendWatch:
     """One backend at one address; `found` is None while its kind is unknown.
 
     `settings()`: those in force at that moment. `kind` None: whatever answers at `address` is recognised first.
-    `on_checked(changed)` is called after each check; `changed`: `info` or `models` are not what they were. A backend
-    that is down is a state, no failure.
+    `on_read` is called with what it offers, each time that was read; `on_checked(changed)` after each check; `changed`:
+    `info` or `models` are not what they were. A backend that is down is a state, no failure.
     """
 
     def __init__(
@@ -40,10 +40,12 @@ class BackendWatch:
         *,
         settings: Callable[[], Settings],
         on_checked: Callable[[bool], None],
+        on_read: Callable[[BackendControl, Sequence[ModelInfo]], Awaitable[None]] | None = None,
     ) -> None:
         self._address = address
         self._settings = settings
         self._on_checked = on_checked
+        self._on_read = on_read
         self._backend: BackendControl | None = None
         self._told_places: int | None = None
         self._own_queue = OwnQueue()
@@ -112,6 +114,8 @@ class BackendWatch:
             is_due = await self._is_another(self._backend) or is_due
         if up and is_due:
             up = await self._refresh(self._backend, now)
+            if up and self._on_read is not None:
+                await self._on_read(self._backend, self.models)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
             await self._look_at_queue(self._backend)

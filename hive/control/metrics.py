@@ -97,6 +97,9 @@ TABLE = (
         "Tokens that a server guessed ahead since it started.",
     ),
     MetricRow("speculation_accepted_tokens", MetricKind.COUNTER, ("model",), "Of those, accepted by its model."),
+    MetricRow("adapters_loaded", MetricKind.GAUGE, ("base",), "Adapters that are served, by their model."),
+    MetricRow("adapter_loads", MetricKind.COUNTER, ("outcome",), "Orders to load one: loaded, failed or refused."),
+    MetricRow("adapter_load_seconds", MetricKind.HISTOGRAM, (), "From such an order until it was served."),
     MetricRow("leases", MetricKind.GAUGE, ("state",), "Leases by their state."),
     MetricRow("lease_charged_bytes", MetricKind.GAUGE, ("gpu",), "Memory booked for leases."),
     MetricRow("lease_grants", MetricKind.COUNTER, ("kind",), "Leases that were given their memory."),
@@ -175,6 +178,7 @@ class Scraper:
     runner_counts: aliases.RunnerCounts
     memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
     speculation: Callable[[], Mapping[str, Values | None]]
+    adapters: Callable[[], Mapping[str, Values | None]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
@@ -200,6 +204,7 @@ class Scraper:
             **self.budgets(),
             **self.cache(),
             **self.speculation(),
+            **self.adapters(),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),

@@ -27,6 +27,7 @@ from hive.control.pull_order import PullOrder
 from hive.control.swap_at_server import leaves_at, swap_at
 from hive.domain import ALIVE, Caller, CallerKind, DeploymentState, JobState, ModelInfo, Tier
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, ModelBusy, NotFound, NotSupported, WrongState
+from hive.models.adapter_names import is_engine_name
 from hive.models.catalog import Catalog
 from hive.models.routing import Explained, models_of, preferences_of
 from hive.policy import Act, may
@@ -131,7 +132,8 @@ class Models:
         where = whereabouts(None if effects.backend is None else effects.backend.kind, effects.models)
         offered = {model.name for model in effects.models}
         pooled = [model for name, (model, _) in self._pooled().items() if name not in offered]
-        return Catalog([*effects.models, *pooled], preferences_of(effects.settings.inference), where)
+        there = [model for model in effects.models if not (model.parent and is_engine_name(model.name))]
+        return Catalog([*there, *pooled], preferences_of(effects.settings.inference), where)
 
     async def listed(self) -> ModelList:
         """The list by the server's last answer; it is asked now for the models in memory."""

@@ -11,6 +11,7 @@ from hive.control.runtime_config import read_values
 from hive.control.switching import read_chosen
 from hive.domain import Agent
 from hive.store import (
+    adapters,
     agents,
     cache_epochs,
     deployments,
@@ -23,6 +24,7 @@ from hive.store import (
     schedules,
     usage,
 )
+from hive.store.adapters import StoredAdapter
 from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
 from hive.store.leases import StoredLease
@@ -49,9 +51,11 @@ class RecordedState(NamedTuple):
     pins: dict[str, bool]
     leases: list[StoredLease]
     deployments: list[StoredDeployment]
+    deployed_adapters: list[StoredDeployment]
     loads: list[StoredLoad]
     is_first_start: bool
     epochs: list[cache_epochs.RaisedEpoch]
+    adapters: list[StoredAdapter]
 
 
 def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
@@ -71,7 +75,9 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
         {model: pinned for model, (pinned, _) in pool.pins(conn).items()},
         leases.living(conn),
         deployments.living(conn),
+        deployments.living(conn, deployments.ADAPTER),
         load_tasks.under_way(conn),
         not cloud.is_seeded(conn),
         cache_epochs.epochs(conn),
+        adapters.loaded(conn),
     )

@@ -16,6 +16,7 @@ import msgspec
 
 from hive.conditions import FoundCondition
 from hive.doctor.checks import (
+    adapters,
     backends,
     docker,
     files,
@@ -51,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     *backends.CHECKS,
     *pool.CHECKS,
     *speculation.CHECKS,
+    *adapters.CHECKS,
     *parking.CHECKS,
     *governance.CHECKS,
     *sandboxes.CHECKS,

@@ -45,7 +45,8 @@ class OwnAnswer(NamedTuple):
 
 class _Row(msgspec.Struct):
     """A model as OpenAI's API lists it, and as Anthropic's does. `created` and `created_at` are one time: in Unix
-    seconds, and as RFC 3339 has it. `max_model_len` and `meta`: vLLM's and llama-server's names for what they tell."""
+    seconds, and as RFC 3339 has it. `max_model_len`, `parent` (of an adapter) and `meta`: vLLM's and llama-server's
+    names for what they tell."""
 
     id: str
     created: int
@@ -55,6 +56,7 @@ class _Row(msgspec.Struct):
     object: str = "model"
     type: str = "model"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    parent: str | msgspec.UnsetType = msgspec.UNSET
     meta: dict[str, int | float | str | bool] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -157,6 +159,7 @@ def _row(model: ModelInfo) -> _Row:
     made_at = ollama_lists.time_of(model.created)
     row = _Row(model.name, model.created, model.owned_by or "hive", model.name, made_at)
     row.max_model_len = model.context_length or msgspec.UNSET
+    row.parent = model.parent or msgspec.UNSET
     row.meta = model.meta or msgspec.UNSET
     return row
 

@@ -16,6 +16,8 @@ PATHS = frozenset(
 )
 TASKS = b"/v1/models/load/"
 """A task's id stands behind it."""
+ADAPTERS = b"/llm/adapters/"
+"""An adapter's name stands behind it, and what is asked of it."""
 
 
 def is_runners(target: bytes) -> bool:
@@ -23,9 +25,11 @@ def is_runners(target: bytes) -> bool:
 
     >>> [is_runners(target) for target in (b"/health", b"/v1/models/load/load-1?x", b"/v1/models", b"/v1/models/loads")]
     [True, True, False, False]
+    >>> is_runners(b"/llm/adapters/legal/load"), is_runners(b"/llm/models")
+    (True, False)
     """
     path = target.partition(b"?")[0]
-    return path in PATHS or path.startswith(TASKS)
+    return path in PATHS or path.startswith((TASKS, ADAPTERS))
 
 
 def refusal(target: bytes) -> Refusal:

@@ -39,7 +39,22 @@ ALSO_PROXY = frozenset(
     }
 )
 DAEMONS = frozenset(
-    {"inference", "sleep", "agents", "daemon", "api", "pool", "model", "lease", "registry", "governance", "runner"}
+    {
+        *(
+            "inference",
+            "sleep",
+            "agents",
+            "daemon",
+            "api",
+            "pool",
+            "model",
+            "lease",
+            "registry",
+            "governance",
+            "runner",
+        ),
+        "adapters",
+    }
 )
 ALSO_SANDBOX = frozenset({"agents.log_max_bytes"})
 

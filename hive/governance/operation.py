@@ -35,6 +35,7 @@ _LEASE = {
     "all": OperationParam(FLAG, default=False, is_signed=True),
     "maxS": OperationParam(NUMBER, is_signed=True),
 }
+_ADAPTER = {"name": OperationParam(TEXT, True)}
 PARAMS: Mapping[str, Mapping[str, OperationParam]] = {
     "model-load": {
         **_MODEL,
@@ -56,6 +57,15 @@ PARAMS: Mapping[str, Mapping[str, OperationParam]] = {
     "lease-run": _LEASE,
     "lease-take": _LEASE,
     "lease-end": {"id": OperationParam(TEXT, True)},
+    "adapter-pull": {
+        "path": OperationParam(TEXT, True),
+        "base": OperationParam(TEXT, True),
+        "name": OperationParam(TEXT),
+    },
+    "adapter-load": {**_ADAPTER, "digest": OperationParam(TEXT)},
+    "adapter-unload": _ADAPTER,
+    "adapter-remove": {**_ADAPTER, "digest": OperationParam(TEXT)},
+    "adapter-trust": {"keyId": OperationParam(TEXT, True)},
 }
 """Operation → the members that its params may have."""
 OPERATIONS = tuple(PARAMS)

@@ -152,6 +152,6 @@ def translated(path: Path, *, act: str = "change") -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         raise WrongState(f"cannot {act} {path}: {error.strerror}") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
             raise StoreFull(f"cannot write {path}: {error.strerror}") from error
         raise HiveError(f"cannot {act} {path}: {error.strerror}") from error

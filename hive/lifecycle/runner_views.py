@@ -6,7 +6,7 @@ Gathered from the pool, the inference server in use, the GPUs and the proxy; wha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from hive.build import version
 from hive.control.active_backend import Active
@@ -56,7 +56,9 @@ class RunnerViews:
         catalog: Callable[[], Catalog],
         deployments: Deployments,
         memory: MemorySplit,
+        adapters: Callable[[], Mapping[str, tuple[ModelInfo, bool]]],
     ) -> None:
+        """`adapters`: each that is loaded, as a model of its name, and whether it is in memory."""
         self._pool = pool
         self._active = active
         self._effects = effects
@@ -66,15 +68,21 @@ class RunnerViews:
         self._catalog = catalog
         self._deployments = deployments
         self._memory = memory
+        self._adapters = adapters
 
     # models -----------------------------------------------------------------------------------------------------------
 
     async def models(self) -> RunnerModels:
         catalog, now = self._catalog(), time.monotonic()
-        slots = {slot.model: slot for slot in self._pool.slots.values()}
-        in_memory = await self.in_memory()
-        loaded = [self._loaded(catalog, slot, now) for slot in slots.values() if slot.state in SERVING]
-        others = [model for model in catalog.models if model.name not in slots]
+        slots = {slot.model: slot for slot in self._pool.slots.values() if slot.entry.adapter is None}
+        in_memory, adapters = await self.in_memory(), self._adapters()
+        loaded = [self._loaded(catalog, slot.models[0], slot, now) for slot in slots.values() if slot.state in SERVING]
+        for model, is_ready in adapters.values():
+            if is_ready and (slot := self._slot_of(model)) is not None:
+                loaded.append(self._loaded(catalog, model, slot, now))
+            elif is_ready:
+                loaded.append(_of_server(catalog, model))
+        others = [model for model in catalog.models if model.name not in slots.keys() | adapters.keys()]
         loaded += [_of_server(catalog, model) for model in others if model.name in in_memory]
         loading = [self._loading(slot, now) for slot in slots.values() if slot.state is SlotState.LOADING]
         there = {one["id"] for one in loaded} | {one["id"] for one in loading}
@@ -95,9 +103,17 @@ class RunnerViews:
             return told
         return () if backend.kind == BackendKind.REMOTE else [model.name for model in models]
 
-    def _loaded(self, catalog: Catalog, slot: PooledSlot, now: float) -> LoadedModel:
-        model = slot.models[0]
-        found = LoadedModel(id=slot.model, loadedAt=round(time.time() - (now - slot.ready_at)))
+    def _slot_of(self, adapter: ModelInfo) -> PooledSlot | None:
+        """The slot of an adapter that has a server of its own, of the build that its name leads to."""
+        for slot in self._pool.slots.values():
+            of = slot.entry.adapter
+            if of is not None and (of.name, of.digest) == (adapter.name, adapter.digest):
+                return slot
+        return None
+
+    def _loaded(self, catalog: Catalog, model: ModelInfo, slot: PooledSlot, now: float) -> LoadedModel:
+        id = slot.model if slot.entry.adapter is None else model.name
+        found = LoadedModel(id=id, loadedAt=round(time.time() - (now - slot.ready_at)))
         if quantization := catalog.quantization(model):
             found["quantization"] = quantization
         if context := context_of(self._pool, slot):

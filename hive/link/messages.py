@@ -10,6 +10,7 @@ import msgspec
 
 from hive.budgets import NO_LIMITS, TokenLimits
 from hive.domain import BackendInfo, CloudUse, ModelInfo, Tier
+from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
 from hive.link.cache import UseCacheEpochs
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.helper import (
@@ -58,6 +59,7 @@ from hive.link.pool import (
     SlotCrashed,
     SlotDemands,
     SlotFlows,
+    SlotGone,
     SlotIs,
     SlotRow,
     Slots,
@@ -210,7 +212,7 @@ class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
 
     `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
     `runtime_settings`: as `RuntimeSettings` has them. `slots`: every slot of the pool. `cache_epochs`, `cache_fresh`:
-    as `UseCacheEpochs` has them. `signed`: as it is told from then on.
+    as `UseCacheEpochs` has them. `signed`, `adapters`: as they are told from then on.
     """
 
     agents: list[AgentRow]
@@ -225,6 +227,7 @@ class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     cache_epochs: dict[str, int] = msgspec.field(default_factory=dict)
     cache_fresh: list[str] = msgspec.field(default_factory=list)
     signed: SignedLoads = SignedLoads()
+    adapters: list[AdapterRoute] = msgspec.field(default_factory=list)
 
 
 class AgentIs(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -359,6 +362,10 @@ AnyMessage = (
     | OpenBackend
     | Slots
     | SlotIs
+    | SlotGone
+    | AdaptersAre
+    | DrainAdapter
+    | AdapterDrained
     | LoadCharged
     | CloseSlotGate
     | SlotClosed

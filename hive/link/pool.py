@@ -20,7 +20,8 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     `unapproved`: that is for want of a signed order.
     `backend`: its kind, and its address once it has one; `models`: the names it answers to; `at_server`: the name by
     which its server knows its model, where that is another. `load_s`: a load takes so long, or a wake of a sleeper; 0
-    where that is not known.
+    where that is not known. `adapter`: it is a model with this adapter, and requests reach it by the routes of adapters
+    alone (`AdaptersAre`), not by its list of models.
     """
 
     id: str
@@ -34,6 +35,7 @@ class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     unapproved: bool = False
     at_server: str = ""
     load_s: float = 0.0
+    adapter: str = ""
 
 
 class Slots(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -46,6 +48,12 @@ class SlotIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Daemon → proxy: this slot is now so."""
 
     slot: SlotRow
+
+
+class SlotGone(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Daemon → proxy: there is no such slot any more. What waits there is decided again."""
+
+    id: str
 
 
 class CloseSlotGate(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Protocol
 from hive.domain import Agent
 from hive.errors import HiveError, LinkLost
 from hive.host.accounts import Accounts
+from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
 from hive.link.cache import UseCacheEpochs
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
@@ -50,6 +51,7 @@ from hive.link.pool import (
     SlotCrashed,
     SlotDemands,
     SlotFlows,
+    SlotGone,
     SlotIs,
     SlotRow,
     Slots,
@@ -218,6 +220,21 @@ class ProxyGates:
 
     def slot_is(self, row: SlotRow) -> None:
         self.say(SlotIs(slot=row))
+
+    def slot_gone(self, id: str) -> None:
+        """Tells that there is no such slot any more."""
+        self.say(SlotGone(id=id))
+
+    def adapters_are(self, routes: list[AdapterRoute]) -> None:
+        """Tells what answers to each adapter's name, from now on."""
+        self.say(AdaptersAre(adapters=routes))
+
+    async def drain_adapter(self, slot: str, at_server: str, *, drain_s: float) -> int:
+        """Returns once no request with this name of an adapter is at that server, or after `drain_s`: how many are
+        there still. Raises LinkLost, TimedOut."""
+        wanted = DrainAdapter(slot=slot, at_server=at_server, drain_s=drain_s)
+        answer = await self._ask(wanted, timeout_s=drain_s + ANSWER_S)
+        return answer.left if isinstance(answer, AdapterDrained) else 0
 
     def load_charged(self, load: LoadCharged) -> None:
         """Charges a load to the tenant whose demand caused it."""

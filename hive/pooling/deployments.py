@@ -104,7 +104,7 @@ class Deployments:
         """The reason that the pool may not load this by itself, a clause, else empty. `digest`: of its files now."""
         if entry.is_remote or not self._has_rule(LOAD_RULE):
             return ""
-        row = self._rows.get(entry.id)
+        row = self._rows.get(entry.approved_as)
         if row is None or row.state is DeploymentState.UNLOADING:
             return "no signed load of it is on record"
         if why := self.why_not_signed(row):

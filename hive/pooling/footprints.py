@@ -114,7 +114,9 @@ class Footprints:
             name=entry.name,
             learnt_bytes=None if footprint is None else footprint.peak_bytes or None,
             vram_mb=entry.row.vram_mb or None,
-            file_bytes=facts.size_bytes,
+            file_bytes=None
+            if facts.size_bytes is None
+            else facts.size_bytes + (0 if entry.adapter is None else entry.adapter.bytes),
             is_gguf=facts.is_gguf,
             shape=facts.shape,
             context=facts.context,
@@ -173,6 +175,7 @@ class Footprints:
             facts.context,
             facts.parallel,
             draft="" if draft is None else draft.digest,
+            adapters=adapters_in(entry),
             gpu=gpu,
         )
 
@@ -237,6 +240,13 @@ class Footprints:
             log.warning("footprint_not_kept key=%s why=%s", name, error.message)
             return
         self._kept_peaks[key] = max(self._kept_peaks.get(key, 0), footprint.peak_bytes)
+
+
+def adapters_in(entry: ModelEntry) -> tuple[str, ...]:
+    """The adapters that a footprint depends on: the weights of the one it starts with, or the room for several."""
+    if entry.adapter is not None:
+        return (entry.adapter.digest,)
+    return (f"{entry.row.adapters} slots",) if entry.row.adapters else ()
 
 
 def _place(entry: ModelEntry) -> Path:

@@ -339,14 +339,27 @@ class PooledSlot:
             generation=self.generation,
             is_open=self.is_open,
             backend=self.backend,
-            models=self.models,
+            models=self._offered(),
             wait_s=wait_s,
             ready_in_s=None if self.is_open or self.never or self.barred else ready_in_s,
             never="" if self.is_open else self.barred or self.never,
             unapproved=bool(self.unapproved) and not self.why_not and not self.is_open,
-            at_server="" if self.entry.at_server == self.entry.name else self.entry.at_server,
+            at_server=self._at_server,
             load_s=round(load_s, 1),
+            adapter="" if self.entry.adapter is None else self.entry.adapter.name,
         )
+
+    def _offered(self) -> list[ModelInfo]:
+        """Its models by the names that requests use."""
+        if (adapter := self.entry.adapter) is None:
+            return self.models
+        return [msgspec.structs.replace(model, name=adapter.name, parent=adapter.base) for model in self.models]
+
+    @property
+    def _at_server(self) -> str:
+        """The name at its server, where requests use another one."""
+        entry = self.entry
+        return "" if entry.at_server == entry.name and entry.adapter is None else entry.at_server
 
     def is_news(self, row: SlotRow, now: float) -> bool:
         """Whether the proxy does not know this yet; an expected time that only came nearer is no news."""

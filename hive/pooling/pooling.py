@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.audit.audit_log import AuditLog
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendInfo, Band, ModelInfo
-from hive.errors import HiveError, LinkLost, NotFound, did_you_mean
+from hive.errors import HiveError, LinkLost, NotFound, WrongState, did_you_mean
 from hive.link.leases import LeaseHolder
 from hive.link.pool import SlotDemands, SlotFlows, SlotRow
 from hive.link.proxy_link import ProxyGates
@@ -126,10 +126,12 @@ class ModelPool:
         self._why_not_approved = why_not_approved
         self._looked_at = self._files_read_at = float("-inf")
         self.reading = MemoryReading((), {}, {})
+        self._address_of = address_of
+        self.before_open: Callable[[PooledSlot], Awaitable[None]] = _nothing_before
+        """Done with a server that serves, before its gate opens; it raises nothing."""
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
-            backend = BackendInfo(kind=entry.kind, address=address_of(entry), label=f"{entry.name} of the pool")
-            slot = self.slots[entry.id] = PooledSlot(entry, backend, [self.model_info(entry)])
+            slot = self.slots[entry.id] = self._slot_of(entry)
             if entry.is_remote or pins.get(entry.name, entry.row.pin):
                 slot.pinned_at = time.monotonic()
         self.backends = PoolBackends(
@@ -157,8 +159,37 @@ class ModelPool:
         return bool(self.slots)
 
     def offered(self) -> dict[str, tuple[ModelInfo, bool]]:
-        """Every model by name, and whether it is loaded."""
-        return {slot.model: (slot.models[0], slot.state is SlotState.READY) for slot in self.slots.values()}
+        """Every model by name, and whether it is loaded. Those with an adapter are offered by its name alone."""
+        return {
+            slot.model: (slot.models[0], slot.state is SlotState.READY)
+            for slot in self.slots.values()
+            if slot.entry.adapter is None
+        }
+
+    def _slot_of(self, entry: ModelEntry) -> PooledSlot:
+        backend = BackendInfo(kind=entry.kind, address=self._address_of(entry), label=f"{entry.name} of the pool")
+        return PooledSlot(entry, backend, [self.model_info(entry)])
+
+    def add(self, entry: ModelEntry) -> PooledSlot:
+        """Takes an entry in while it runs; the slot that is there already where its id is known."""
+        if (known := self.slots.get(entry.id)) is not None:
+            return known
+        slot = self.slots[entry.id] = self._slot_of(entry)
+        self.files_changed()
+        return slot
+
+    def remove(self, id: str) -> None:
+        """Takes a slot out whose server has ended. Raises WrongState while it has one; nothing is done where it is
+        gone."""
+        slot = self.slots.get(id)
+        if slot is None:
+            return
+        if slot.state in HELD:
+            raise WrongState(f"{slot.model} has a server still")
+        del self.slots[id]
+        self._claims = tuple(claim for claim in self._claims if claim.slot != id)
+        self._proxy_link.slot_gone(id)
+        self.wake()
 
     def find(self, model: str) -> PooledSlot:
         """The slot of this model. Raises NotFound with the names there are."""
@@ -334,7 +365,7 @@ class ModelPool:
     async def _read_files(self) -> None:
         """Reads the models' files, those that have changed."""
         self._has_file_news = False
-        for slot in self.slots.values():
+        for slot in list(self.slots.values()):  # one may come or go meanwhile
             await self.footprints.facts_of(slot.entry)
             if slot.state is SlotState.COLD:
                 slot.models = [self.model_info(slot.entry)]
@@ -663,6 +694,10 @@ class ModelPool:
     def _refuse(self, slot: PooledSlot, why: str) -> None:
         slot.never, slot.demands, slot.order = why, (), None
         log.warning("pool_refuses model=%s why=%s", slot.model, why)
+
+
+async def _nothing_before(slot: PooledSlot) -> None:
+    """The server needs nothing before its gate opens."""
 
 
 def is_found(slot: PooledSlot, process: SlotProcess) -> bool:

@@ -188,6 +188,7 @@ class SlotSteps:
             elif await self.sleep.found(slot, backend, models):
                 self._pool.swaps.serves(slot)
                 return
+            await self._pool.before_open(slot)
             if slot.is_over:
                 raise BackendDown(ended(slot.process))
         except HiveError as error:

@@ -17,7 +17,8 @@ from hive.bodies.body_workers import DeepReaders
 from hive.bodies.fields import FieldTable
 from hive.domain import BackendInfo, Caller, ModelInfo, UsageEvent
 from hive.endpoints.endpoints import Endpoint
-from hive.errors import HiveError, ModelCold, NotFound, Refusal, Saturated
+from hive.errors import AdapterNotLoaded, HiveError, ModelCold, NotFound, Refusal, Saturated
+from hive.link.adapters import AdapterRoute
 from hive.link.pool import SlotRow
 from hive.policy import Act, may
 from hive.proxy.budgets import Budgets
@@ -180,6 +181,10 @@ class DataPath:
         for slot in slots:
             slot.give_places()
 
+    def use_adapters(self, routes: Sequence[AdapterRoute]) -> None:
+        """Takes the daemon's word on all adapters."""
+        self.slots.use_adapters(routes)
+
     def forget_slot(self, name: str) -> None:
         """Takes a slot out. Requests at its server end there; those that wait are decided again."""
         slot = self.slots.forget(name)
@@ -256,7 +261,7 @@ class DataPath:
         """Waits for a new list if a model is not in the list, which may be old, or if there is no list yet; then calls
         `then`. Refuses at once for another error, and if the list was renewed a moment ago, as it was for each request
         that has waited here."""
-        is_old = isinstance(error, NotFound | Saturated) and not isinstance(error, ModelCold)
+        is_old = isinstance(error, NotFound | Saturated) and not isinstance(error, ModelCold | AdapterNotLoaded)
         waiting = self.looking.wait(then) if is_old and self.looking is not None else None
         if waiting is None:
             refuse(error)
@@ -273,6 +278,13 @@ class DataPath:
             return None
         default = entry.model or self.settings.inference.default_model
         return self._fields.rules(endpoint.name, entry.row.tier), Opening(default, endpoint.streams)
+
+    def want_of(self, slot: Slot, served: str, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
+        """The requirements of the server in `slot` for this caller's body; of an adapter it gets the name by which it
+        knows its weights. Raises NotSupported where the server does not offer the endpoint."""
+        want = self.want(slot, entry, decided, request_id)
+        engine = self.slots.adapters.engines.get(served)
+        return want if engine is None else msgspec.structs.replace(want, model=engine)
 
     def want(self, slot: Slot, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
         """The requirements of the server in `slot` for this caller's body. Without wishes they are the same for all

@@ -103,6 +103,7 @@ class Exchange:
         "_connection",
         "_cost",
         "_ends_at",
+        "_engine",
         "_epochs",
         "_first_at",
         "_for",
@@ -120,6 +121,7 @@ class Exchange:
         "_request",
         "_slot",
         "_storage",
+        "_told_model",
         "_upstream",
         "asked",
         "begun_at",
@@ -171,6 +173,8 @@ class Exchange:
         """The server in the slot for which it was decided and read."""
         self._epochs = path.registry.epochs
         """The epochs of flushes with which it was read."""
+        self._engine = self._told_model = ""
+        """Of an adapter: the name by which it was read, and what its answer says of that."""
         self.generation = 0
         """The slot's, of the server that it goes to; 0 before, and for the active backend."""
         self._backend: BackendInfo | None = None
@@ -305,7 +309,7 @@ class Exchange:
             self._on_ready(prepared)
 
     def _on_ready(self, prepared: Prepared) -> None:
-        self.queued_at = time.monotonic()
+        self.queued_at = self.queued_at or time.monotonic()  # one that is read again for another adapter keeps its age
         if not self.parked:
             self._7_take_turn(prepared)
         else:
@@ -512,8 +516,10 @@ class Exchange:
         try:
             climb = self._climb or (self._begin_climb(prepared, named) if path.tasks.names else None)
             served, slot = self._6_which_model(decided.caller, named.model) if climb is None else climb.choose()
-            want = path.want(slot, prepared.entry, decided, self.request_id)
+            want = path.want_of(slot, served, prepared.entry, decided, self.request_id)
             self._epochs = path.registry.epochs
+            self._engine = path.slots.adapters.engines.get(served, "")
+            self._told_model = path.slots.told(named.model, served)
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
             again = partial(self._5_what_is_asked, prepared)
@@ -562,9 +568,10 @@ class Exchange:
         """Answers what is Hive's own to answer; what occupies the model waits for its turn, the rest while there is no
         backend."""
         slot, entry, decided, asked = self._slot, prepared.entry, prepared.decided, self.asked
-        if slot.is_gone:
+        if slot.is_gone or self.has_other_adapter:
             slot.suspects.let_go(self)
-            self._slot = self._path.slot
+            if slot.is_gone:
+                self._slot = self._path.slot
             self._5_what_is_asked(prepared)
             return
         gate, queue, endpoint = slot.gate, slot.line, decided.endpoint
@@ -665,6 +672,30 @@ class Exchange:
             self.deadline = NEVER
             self._7_take_turn(self.prepared)
 
+    @property
+    def engine(self) -> str:
+        """The name of the adapter at its server that it was read for; empty where it names none."""
+        return self._engine
+
+    @property
+    def has_other_adapter(self) -> bool:
+        """Whether other weights answer to the name of its adapter than when it was read, or none do."""
+        asked = self.asked
+        if not self._engine or asked is None:
+            return False
+        return self._path.slots.adapters.engines.get(asked.answering) != self._engine
+
+    def read_again(self) -> None:
+        """Reads it again, as its adapter is another one now; it waits in a line, and keeps its age."""
+        prepared, line = self.prepared, self._slot
+        if prepared is None or self._pending is not None or self.sent_at or self._line is None:
+            return
+        self.deadline, self._had_turn = NEVER, True
+        self._leave_line(prepared, time.monotonic(), 0.0)
+        self._5_what_is_asked(prepared)
+        if line.gate.is_cold:
+            self._path.on_demand(line)
+
     def hold_back(self) -> None:
         """Its agent has become a suspect while it waited in the line."""
         if self.prepared is not None and self._pending is None and not self.sent_at:
@@ -693,7 +724,7 @@ class Exchange:
 
     def _8_ask_backend(self, prepared: Prepared) -> None:
         slot, proxy = self._slot, self._path.settings.proxy
-        if self._for != slot.version or self._epochs is not self._path.registry.epochs:
+        if self._for != slot.version or self._epochs is not self._path.registry.epochs or self.has_other_adapter:
             self._again_for_another(prepared)
             return
         if slot.id_slots is not None and self._is_unparked_first(slot, slot.id_slots, prepared):
@@ -1301,6 +1332,8 @@ class Exchange:
             fields += b"request-id: %b\r\n" % request_id
         if self._climb is not None:
             fields += self._climb.fields()
+        elif self._told_model:
+            fields += b"x-hive-model: %b\r\n" % self._told_model.encode()
         if self.asked is not None and self.asked.stream and self._is_cache_off:
             fields += NO_REUSE  # of a stream nothing else can be known before its end
         return fields if self.asked is None else fields + self.asked.changes()

@@ -13,6 +13,7 @@ from functools import partial
 
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import DependencyDown, HiveError, NotFound
+from hive.link.adapters import AdaptersAre, DrainAdapter
 from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
 from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
@@ -45,7 +46,7 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.parking import UNPARK_S, AskSlotOf, ParkedIs, ParkedOver, UseParked
-from hive.link.pool import CloseSlotGate, LoadCharged, SlotCrashed, SlotIs, Slots
+from hive.link.pool import CloseSlotGate, LoadCharged, SlotCrashed, SlotGone, SlotIs, Slots
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
 from hive.link.runner import RunnerTokens
@@ -54,6 +55,7 @@ from hive.link.tasks import AskTasks
 from hive.link.usage import AgentsActive, AskSpent, SpentIs
 from hive.metering.usage_spool import UsageSpool
 from hive.models.cache_epochs import CacheEpochs
+from hive.proxy.adapter_drains import AdapterDrains
 from hive.proxy.api_wake import ApiWake, ToldAgent
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
@@ -131,6 +133,7 @@ class ProxyLinks:
         self._path = path
         self._switching = SwitchingGate(path)
         self._slots = SlotOrders(path, lambda message: self._daemon.link.tell(message))
+        self._adapters = AdapterDrains(path)
         self._prewarms = Prewarms(path, connect)
         self._ingress = ingress
         self._ports = ports
@@ -246,8 +249,12 @@ class ProxyLinks:
                 self._switching.close(message, reply)
             case OpenBackend():
                 self._switching.open(message)
-            case Slots() | SlotIs() | CloseSlotGate() | SlotCrashed() | LoadCharged():
+            case Slots() | SlotIs() | SlotGone() | CloseSlotGate() | SlotCrashed() | LoadCharged():
                 self._slots.order(message, reply)
+            case AdaptersAre(adapters=adapters):
+                self._adapters.heard(adapters)
+            case DrainAdapter() if reply is not None:
+                self._adapters.drain(message, reply)
             case SignedLoads():
                 self._path.signed.learn(message)
             case RunnerTokens(tokens=tokens):
@@ -271,6 +278,7 @@ class ProxyLinks:
         self._path.parked.clear()
         asker_is_gone(self._path.slots.all)
         self._switching.heard(table)
+        self._adapters.learn(table.adapters)
         self._slots.heard(table.slots)  # before the gates open for the requests that wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._active.pop(entry.row.id, None)

@@ -74,6 +74,8 @@ class Slot:
         self.models: list[ModelInfo] = []
         self.at_server = ""
         """The name by which its server knows its model, where that is another than Hive's."""
+        self.adapter = ""
+        """The adapter with which its server started: requests reach it by the routes of adapters alone."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line

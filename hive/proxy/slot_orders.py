@@ -21,6 +21,7 @@ from hive.link.pool import (
     SlotCrashed,
     SlotDemand,
     SlotDemands,
+    SlotGone,
     SlotIs,
     SlotRow,
     Slots,
@@ -99,6 +100,10 @@ class SlotOrders:
                 self.heard(slots)
             case SlotIs(slot=row):
                 self._learn(row)
+            case SlotGone(id=name):
+                if (drain := self._drains.pop(name, None)) is not None:
+                    drain.end()
+                self._path.forget_slot(name)
             case LoadCharged():
                 self._charge(message)
             case CloseSlotGate() if reply is not None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from hive.domain import BackendInfo, Caller, ModelInfo
 from hive.endpoints.endpoints import ANSWERED, Endpoint
 from hive.errors import BadRequest, NotFound, Saturated
+from hive.link.adapters import AdapterRoute
 from hive.link.pool import SlotRow
 from hive.models.names import spelled
-from hive.models.whereabouts import joined
+from hive.models.whereabouts import Whereabouts, joined
+from hive.proxy.adapter_routes import AdapterTable, without_engine_names
 from hive.proxy.model_routing import ModelRouting
 from hive.proxy.registry import Queue
 from hive.proxy.slot import Slot
@@ -31,6 +33,7 @@ class SlotTable:
         self.active = make("", line)
         self.pooled: dict[str, Slot] = {}
         self.routing = ModelRouting(settings.inference)
+        self.adapters = AdapterTable()
         self._by_model: dict[str, Slot] = {}
         self._make = make
         self._new_line = new_line
@@ -74,13 +77,18 @@ class SlotTable:
             slot = self.pooled[row.id] = self._make(row.id, self._new_line())
         is_new = row.generation != slot.generation
         slot.generation = row.generation
-        slot.at_server, slot.load_s = row.at_server, row.load_s
+        slot.at_server, slot.load_s, slot.adapter = row.at_server, row.load_s, row.adapter
         slot.use(row.backend, row.models, is_new=is_new)
         if not row.is_open:
             slot.close(cold(row, now))
         elif slot.gate.is_closed:
             slot.open()
         return slot
+
+    def use_adapters(self, routes: Sequence[AdapterRoute]) -> None:
+        """Takes the daemon's word on all adapters, in one step."""
+        self.adapters.use(routes)
+        self._route()
 
     def forget(self, name: str) -> Slot | None:
         """Takes a slot out; None where it is not known. The caller ends its requests."""
@@ -101,16 +109,23 @@ class SlotTable:
         """Makes the routing anew over the models of all slots."""
         self._by_model = {}
         models: list[ModelInfo] = []
-        described = {spelled(model.name): slot for slot in self.pooled.values() for model in slot.models}
-        for model in self.active.models:
+        pooled = [slot for slot in self.pooled.values() if not slot.adapter]
+        described = {spelled(model.name): slot for slot in pooled for model in slot.models}
+        for model in without_engine_names(self.active.models):
             if spelled(model.name) not in described:
                 self._by_model[model.name] = self._with_it(model.name) or self.active
                 models.append(model)
-        for slot in self.pooled.values():
-            for model in slot.models:
+        for slot in pooled:
+            for model in without_engine_names(slot.models):
                 if self._by_model.setdefault(model.name, slot) is slot:
                     models.append(model)
-        self.routing.use(models, joined([slot.where for slot in self.all if slot.backend is not None]))
+        wheres = [slot.where for slot in self.all if slot.backend is not None]
+        if adapters := self.adapters.listed(models, self.pooled, self.active):
+            wheres.append(Whereabouts(None, [model for model, _ in adapters]))  # servers that take them send none on
+        for model, slot in adapters:
+            if self._by_model.setdefault(model.name, slot) is slot:
+                models.append(model)
+        self.routing.use(models, joined(wheres))
 
     def _with_it(self, name: str) -> Slot | None:
         """The slot whose model the active backend knows by this name: they are one server with several models."""
@@ -148,26 +163,43 @@ class SlotTable:
 
     def routed(self, asked: str, caller: Caller) -> tuple[str, Slot]:
         """The name of the model that is meant, as `ModelRouting.served`, and its slot. Raises NotFound, Refusal;
+        AdapterNotLoaded;
         Saturated if it cannot be known yet; BadRequest where none is named and there are several servers."""
         active, routing = self.active, self.routing
+        asked = self.adapters.instead_of(asked) or asked
         if not self.pooled:
             if not asked or active.gate.is_closed:  # behind the gate it is asked again
                 return asked, active
             backend = active.backend
             if routing.where.can_be_far and not routing.models and backend is not None and not backend.up:
                 raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
-            return routing.served(asked, caller), active
+            return self._served(asked, caller), active
         if not asked and active.backend is None:
             raise BadRequest('"model" is missing', hint="GET /v1/models lists what there is")
         if not asked:
             return asked, active
         try:
-            served = routing.served(asked, caller)
+            served = self._served(asked, caller)
         except NotFound:
             if active.gate.is_closed:
                 return asked, active
             raise
         return served, self._by_model.get(served, active)
+
+    def _served(self, asked: str, caller: Caller) -> str:
+        """As `ModelRouting.served`; of an alias of an adapter that is not loaded, what stands in for that."""
+        try:
+            return self.routing.served(asked, caller)
+        except NotFound:
+            for target in self.routing.targets_of(asked):
+                if instead := self.adapters.instead_of(target):
+                    return self.routing.served(instead, caller)
+            raise
+
+    def told(self, asked: str, served: str) -> str:
+        """As `AdapterTable.told`, also of an alias that may lead to an adapter."""
+        names = (asked, *self.routing.targets_of(asked))
+        return next((told for name in names if (told := self.adapters.told(name, served))), "")
 
 
 def cold(row: SlotRow, now: float) -> Cold:

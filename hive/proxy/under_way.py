@@ -16,7 +16,7 @@ TOLD_MAX = 1000
 
 def queue_now(registry: Registry, now: float) -> QueueIs:
     """The waiting and running requests, `now` being monotonic seconds."""
-    found = [told for exchange in _exchanges(registry) if (told := told_of(exchange, now)) is not None]
+    found = [told for exchange in under_way(registry) if (told := told_of(exchange, now)) is not None]
     found.sort(key=lambda told: -told.age_ms)
     return QueueIs(queue=registry.queue_view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
 
@@ -43,13 +43,13 @@ def told_of(exchange: Exchange, now: float) -> UnderWay | None:
 
 def models_in_use(registry: Registry) -> dict[str, str]:
     """Agent → the model its newest request is for, of those that have requests under way and named one."""
-    found = [told for exchange in _exchanges(registry) if (told := told_of(exchange, 0.0)) is not None and told.model]
+    found = [told for exchange in under_way(registry) if (told := told_of(exchange, 0.0)) is not None and told.model]
     return {told.agent: told.model for told in found}
 
 
 def end_request(registry: Registry, request_id: str) -> bool:
     """Whether there is such a request; its client gets `Cancelled`, or a stream that is cut with it."""
-    for exchange in _exchanges(registry):
+    for exchange in under_way(registry):
         if exchange.request_id == request_id:
             exchange.refuse(Cancelled())
             return True
@@ -62,11 +62,12 @@ def not_there(request_id: str) -> str:
 
 def waiting_for(registry: Registry, slot: Slot) -> list[Exchange]:
     """The requests that wait in the line of this slot, the oldest first."""
-    found = [exchange for exchange in _exchanges(registry) if exchange.waits_for is slot]
+    found = [exchange for exchange in under_way(registry) if exchange.waits_for is slot]
     return sorted(found, key=lambda exchange: exchange.queued_at)
 
 
-def _exchanges(registry: Registry) -> Iterator[Exchange]:
+def under_way(registry: Registry) -> Iterator[Exchange]:
+    """Every request that has begun and not ended."""
     for entry in [*registry.by_id.values(), registry.operator, *registry.stand_ins]:
         for connection in list(entry.connections):
             if isinstance(connection.exchange, Exchange) and not connection.exchange.left:

@@ -140,6 +140,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     speculative_draft_tokens: Annotated[
         int, _s("Tokens that are guessed ahead; 0: as [inference] says.", unit="tokens", ge=0, le=64)
     ] = 0
+    adapters: Annotated[
+        int, _s("Of vLLM: LoRA adapters that it works with at once; 0: it takes none.", ge=0, le=256)
+    ] = 0
     chat_template: Annotated[
         str, _s("A Jinja file instead of the model's own template.", pattern="^(/.*)?$", expected="an absolute path")
     ] = ""
@@ -151,8 +154,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 OLLAMA, REMOTE = "ollama", "remote"
 OF_REMOTE = ("url", "api_key_file", "ca_file")
 OF_SPECULATION = ("role", "speculative", "draft", "speculative_draft_tokens")
+VLLM = "vllm"
 LEFT_TO_REMOTE = (
-    *("context", "vram_mb", "keep_alive_s", "gpus", "sleep", "chat_template", "thinking", "pin"),
+    *("context", "vram_mb", "keep_alive_s", "gpus", "sleep", "chat_template", "thinking", "pin", "adapters"),
     *OF_SPECULATION,
 )
 """Keys of a `[model NAME]` that whoever runs a remote server decides, or that have no meaning there."""
@@ -179,6 +183,9 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
         return _why_not_remote(file, values)
     if key := next((key for key in OF_REMOTE if values.get(key)), ""):
         return key, "only a model with backend = remote has one"
+    if values.get("adapters") and values.get("backend") != VLLM:
+        why = "only vLLM is told: llama-server has a server for each" if values.get("backend") != OLLAMA else ""
+        return "adapters", why or "Ollama takes none: leave it out"
     if values.get("backend") != OLLAMA:
         if not file.startswith("/"):
             return "file", f"expected an absolute path, found {file!r}"

@@ -13,6 +13,7 @@ import msgspec
 
 from hive.budgets import BudgetKind, TokenLimits
 from hive.domain import Tier
+from hive.settings.adapters import AdaptersSection
 from hive.settings.lease import LeaseSection
 from hive.settings.meta import setting_meta as _s
 from hive.settings.pool import ModelRow, PoolSection
@@ -127,6 +128,9 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     vllm_context: Annotated[
         int,
         _s("vLLM `--max-model-len`; 0: what its model was made for.", unit="tokens", env="VLLM_MAX_MODEL_LEN", ge=0),
+    ] = 0
+    vllm_adapters: Annotated[
+        int, _s("vLLM `--max-loras`: LoRA adapters that it works with at once; 0: it takes none.", ge=0, le=256)
     ] = 0
     speculative: Annotated[
         str,
@@ -671,6 +675,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease: LeaseSection = LeaseSection()
     governance: GovernanceSection = GovernanceSection()
     registry: RegistrySection = RegistrySection()
+    adapters: AdaptersSection = AdaptersSection()
     tenants: dict[str, TenantRow] = {}
     models: dict[str, ModelRow] = {}
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
@@ -698,6 +703,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "lease": LeaseSection,
     "governance": GovernanceSection,
     "registry": RegistrySection,
+    "adapters": AdaptersSection,
 }
 
 
@@ -831,6 +837,17 @@ class Paths(msgspec.Struct, frozen=True):
     @property
     def internal_token(self) -> Path:
         return self._state_of("daemon") / "internal.token"
+
+    @property
+    def adapters(self) -> Path:
+        """The daemon's own, readable for inference servers: adapters that are installed, by name and digest."""
+        return self.state / "adapters"
+
+    def adapter_keys(self, setting: str) -> Path:
+        """Directory of the keys that adapters are signed with: `[adapters] keys_dir`, else beside the configuration of
+        an installed Hive, else in the state of `hive up`."""
+        beside = Path("/etc/hive") if self.apart else self.state
+        return Path(setting) if setting else beside / "adapter-keys"
 
     @property
     def sandbox_table(self) -> Path:

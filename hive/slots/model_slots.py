@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from hive.backends.entries import entries_of, started_entries
+from hive.adapters.directory import AdapterDirectory
+from hive.backends.entries import ModelEntry, adapter_entries, entries_of, started_entries
 from hive.backends.models_dir import ModelsDir, place_of
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.host import files
@@ -355,9 +356,16 @@ def id_in(message: LinkMessage) -> str:
 
 
 def described(paths: Paths, config: Path | None) -> Container[str]:
-    """The ids of the models in this file of settings, and with `[pool] found` of those in models_dir, as they are now:
-    those with a server of their own. Raises ConfigError.
+    """The ids of the models in this file of settings, with `[pool] found` of those in models_dir, and of those with an
+    installed adapter, as they are now: those with a server of their own. Raises ConfigError.
     """
+    entries = _entries(paths, config)
+    adapters = AdapterDirectory(paths.adapters)
+    with_adapter = adapter_entries(entries, [(record, adapters.path(record)) for record in adapters.records()])
+    return entries.keys() | with_adapter.keys()
+
+
+def _entries(paths: Paths, config: Path | None) -> dict[str, ModelEntry]:
     settings = load(config, env=os.environ).settings
     if not settings.pool.found:
         return started_entries(entries_of(settings))

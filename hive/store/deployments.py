@@ -8,8 +8,8 @@ import msgspec
 
 from hive.domain import DeploymentState
 
-MODEL = "model"
-"""Kind of the rows that this version reads; rows of another kind are left as they are."""
+MODEL, ADAPTER = "model", "adapter"
+"""Kinds of the rows that this version reads; rows of another kind are left as they are."""
 
 
 class StoredDeployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ _COLUMNS = StoredDeployment.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO deployments ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
-def living(conn: sqlite3.Connection) -> list[StoredDeployment]:
-    """Every deployment of a model, the oldest first."""
-    rows = conn.execute("SELECT * FROM deployments WHERE kind = ? ORDER BY at, id", (MODEL,))
+def living(conn: sqlite3.Connection, kind: str = MODEL) -> list[StoredDeployment]:
+    """Every deployment of this kind, the oldest first."""
+    rows = conn.execute("SELECT * FROM deployments WHERE kind = ? ORDER BY at, id", (kind,))
     return [_deployment(row) for row in rows]
 
 

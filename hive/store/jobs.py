@@ -85,6 +85,15 @@ def done(conn: sqlite3.Connection, kind: str, limit: int) -> list[StoredJob]:
     return [_job(row) for row in rows]
 
 
+def last_about(conn: sqlite3.Connection, kind: str, model: str) -> StoredJob | None:
+    """The last job of this kind about this model or adapter; None where none is on record."""
+    row = conn.execute(
+        "SELECT * FROM jobs WHERE kind = ? AND json_extract(plan, '$.model') = ? ORDER BY created_at DESC LIMIT 1",
+        (kind, model),
+    ).fetchone()
+    return None if row is None else _job(row)
+
+
 def _values(job: StoredJob) -> tuple[Any, ...]:
     return tuple(_stored(column, getattr(job, column)) for column in _COLUMNS)
 

@@ -412,6 +412,18 @@ CREATE TABLE deployments (
 """
 """`kind`: model, adapter or draft."""
 
+_ADAPTERS_LOADED = """
+CREATE TABLE adapters_loaded (
+    name TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    base TEXT NOT NULL,
+    loaded_at REAL NOT NULL,
+    by TEXT NOT NULL
+) STRICT;
+"""
+"""The digest that answers to the name of each adapter."""
+
 _LOAD_TASKS = """
 CREATE TABLE load_tasks (
     job TEXT PRIMARY KEY,
@@ -449,6 +461,7 @@ STEPS: tuple[str, ...] = (
     _LOAD_TASKS,
     _BOX_MADE,
     _PARKED_SLOTS,
+    _ADAPTERS_LOADED,
 )
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""

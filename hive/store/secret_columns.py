@@ -30,6 +30,7 @@ def _columns(open_: str, secret: str = "") -> Columns:
 _SUMS = _columns("scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far")
 
 TABLES: Mapping[str, Columns] = {
+    "adapters_loaded": _columns("name digest previous base loaded_at by"),
     # The serial is no secret: a token is made with the box key, which is in a file of its own.
     "agents": _columns(
         "id name runtime status depth depth_goal generation reason since tenant inference_tier preferred_model restart"

@@ -51,7 +51,14 @@ def become(
     ConfigError where the draft model does not go with the model.
     """
     inference = msgspec.structs.replace(without_ram_cache(settings), llama_slot_dir="")  # of `hive up` alone
-    found = launch(kind, inference, environment, runtime=runtime or RUNTIME, state=state or STATE)
+    found = launch(
+        kind,
+        inference,
+        environment,
+        runtime=runtime or RUNTIME,
+        state=state or STATE,
+        max_rank=settings.adapters.max_rank,
+    )
     check(found.needed)
     check_numba(kind, settings.inference, settings.inference.speculative)
     if settings.inference.speculative == DRAFT:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from hive.backends.entries import ModelEntry, entries_of, started_entries
+from hive.backends.entries import ModelEntry, adapter_entries, entries_of, started_entries
 from hive.backends.entry_launch import launch_entry
 from hive.backends.entry_sleep import why_no_sleep
-from hive.backends.launch import without_ram_cache
+from hive.backends.launch import STATE, without_ram_cache
 from hive.backends.slot_place import with_slot_place
 from hive.backends.vllm_numba import check_numba
 from hive.domain import BackendKind
@@ -68,6 +68,7 @@ def supervised(
         state=state,
         weights_bytes=_size(entry.path) + _size(entry.draft) if entry.kind == BackendKind.VLLM else 0,
         may_sleep=not why_no_sleep(entry, read.pool, given.accounts),
+        max_rank=read.adapters.max_rank,
     )
     check_numba(entry.kind, read.inference, entry.row.speculative)
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
@@ -86,6 +87,11 @@ def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEnt
         setting = settings.inference.models_dir
         place = place_of(setting, is_installed=hive_state is None, state=hive_state or Path())
         found = started_entries(entries_of(settings, ModelsDir(place).paths()))
+    if slot not in found:
+        from hive.adapters.directory import AdapterDirectory
+
+        adapters = AdapterDirectory((hive_state or STATE.parent) / "adapters")
+        found = adapter_entries(found, [(record, adapters.path(record)) for record in adapters.records()])
     if slot not in found:
         raise NotFound(f"no model of the pool has the slot {slot[:60]!r}", hint="hive pool --json lists them")
     return found[slot]

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 import uvloop
 
+from hive.adapters.base_model import BaseModel
 from hive.api.failures import Failures
 from hive.api.server import Tcp
 from hive.backends.switch import Target
@@ -44,6 +45,7 @@ from hive.sandbox.allowed import Allowed
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
+from hive.settings.adapters import AdaptersSection
 from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.settings.tasks import TaskRow
@@ -52,6 +54,7 @@ from hive.store import jobs, usage
 from hive.store.database import Database
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
+from tests.adapters.lora_files import Box as AdapterBox
 from tests.control.box import AWAKE, Box
 from tests.fakes.proxy_peer import ProxyPeer
 
@@ -177,6 +180,9 @@ class Contained(Box):
         self.policy = directory / "sandbox.toml"
         self.policy.write_text(POLICY)
         self.policy.chmod(0o600)
+        self.adapters = AdapterBox(self.paths.state)
+        self.adapters.signed("legal", base="meta/tiny")
+        self.adapters.install("legal", base=BaseModel("meta/tiny"))
 
     async def start_helper(self) -> None:
         runtime = ProcessRuntime(self.paths, subtree=None, log_max_bytes=100_000)
@@ -194,7 +200,8 @@ class Contained(Box):
         models = {name: ModelRow(file=str(self.paths.state / "none.gguf")) for name in ("meta/tiny", "second")}
         tasks = {"plan": TaskRow(models="meta/tiny | second")}
         # without a file no server is ever started
-        settings = msgspec.structs.replace(settings, models=models, tasks=tasks)
+        adapters = AdaptersSection(dir=str(self.adapters.beneath), keys_dir=str(self.adapters.keys.keys_dir))
+        settings = msgspec.structs.replace(settings, models=models, tasks=tasks, adapters=adapters)
         api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()

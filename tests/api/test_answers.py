@@ -112,6 +112,23 @@ IN_ORDER = [
     Asked("runner_unload", body={"modelId": "meta/tiny"}),
     Asked("runner_unload", body={"modelId": "hive-demo"}, status=501),
     Asked("runner_flush", body={"scope": "all", "modelId": None}, status=501),
+    Asked("adapters"),
+    Asked("adapter_keys"),
+    Asked("adapter", {"adapter": "legal"}),
+    Asked("adapter", {"adapter": "nobody"}, status=404),
+    Asked("adapter_load_status", {"adapter": "legal"}),
+    Asked("runner_adapter_load", {"adapter": "legal"}, status=404),  # it was never ordered
+    Asked("load_adapter", {"adapter": "legal"}, body={"digest": "ffff"}, status=404),
+    Asked("load_adapter", {"adapter": "legal"}, status=400),  # a llama-server takes no safetensors
+    Asked("runner_load_adapter", {"adapter": "legal"}, body={"verifiedOpToken": None}, status=400),
+    Asked("pull_adapter", body={"path": "legal", "base": "meta/tiny", "name": "other"}, status=202),
+    Asked("pull_adapter", body={"path": "legal", "base": "nobody"}, status=404),
+    Asked("unload_adapter", {"adapter": "legal"}),  # it is not loaded
+    Asked("unload_adapter", {"adapter": "nobody"}, status=404),
+    Asked("trust_key", body={"keyId": "3f", "pem": "no key"}, status=400),
+    Asked("revoke_key", {"id": "3f9a0c"}, status=404),
+    Asked("remove_adapter", {"adapter": "legal"}, {"digest": "ffff"}, status=404),
+    Asked("remove_adapter", {"adapter": "legal"}),
     Asked("ask_lease", body={"mb": 10, "kind": "held", "all": True}, status=201),
     Asked("leases"),
     Asked("pool"),

@@ -49,6 +49,7 @@ class HealthWorld(PoolWorld):
             "effects": SimpleNamespace(settings=self.settings),
             "gpus": None,
             "memory": None,
+            "adapters": dict,
             "counts": SimpleNamespace(waits_ms=lambda: None),
         }
         views = RunnerViews(

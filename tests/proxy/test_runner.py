@@ -136,7 +136,7 @@ async def test_a_stranger_is_answered_before_the_body_has_come(tmp_path: Path) -
 
 async def test_each_path_of_the_runner_wants_a_token_that_is_good(tmp_path: Path) -> None:
     async with runner(tmp_path) as at:
-        for path in [*PATHS, b"/v1/models/load/load-1"]:
+        for path in [*PATHS, b"/v1/models/load/load-1", b"/llm/adapters/legal/load", b"/llm/adapters/a/load-status"]:
             for method in (b"GET", b"POST", b"HEAD"):
                 for token in (None, b"wrong", b"late"):
                     client = await at.client()
@@ -146,7 +146,7 @@ async def test_each_path_of_the_runner_wants_a_token_that_is_good(tmp_path: Path
                 for known in (b"boss", b"looker"):  # what a viewer may is the daemon's to say
                     client = await at.client()
                     assert (await client.ask(get(path, token=known, method=method)))[0] == 200
-        assert len(at.daemon.calls) == 2 * 3 * (len(PATHS) + 1)
+        assert len(at.daemon.calls) == 2 * 3 * (len(PATHS) + 3)
         assert {call.authorization for call in at.daemon.calls} == {b"Bearer boss", b"Bearer looker"}
 
 

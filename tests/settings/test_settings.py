@@ -67,7 +67,8 @@ def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
     added = re.compile(
         r"host|vllm_scheduling_policy|(vllm|ollama|llama)_(program|models?|parallel|context|cache_ram_mb)|switch_\w+"
-        r"|aliases|backend_\w+|models_dir|speculative\w*|llama_speculative_model|llama_slot\w+|tier_(allow|caps)_\w+|cloud"
+        r"|aliases|backend_\w+|models_dir|vllm_adapters|speculative\w*|llama_speculative_model|llama_slot\w+|cloud"
+        r"|tier_(allow|caps)_\w+"
     )
     assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
 
