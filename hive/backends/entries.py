@@ -108,18 +108,22 @@ def adapter_entries(
     entries: Mapping[str, ModelEntry], adapters: Iterable[tuple[AdapterRecord, Path]]
 ) -> dict[str, ModelEntry]:
     """The entries by slot id that GGUF adapters on entries of llama-server make: each a server of its own, of its base
-    with that one adapter (decision 045). An adapter on what is no such entry makes none.
+    with that one adapter (decision 045). An adapter on what is no such entry makes none, nor do two with one id: whose
+    weights its server would have is not known then.
 
     It is started as its base is, but for what would make of it more than that: it is pinned by nobody, and drafts
     nothing: whether a draft helps an adapter is not known.
     """
     by_name = {entry.name: entry for entry in entries.values()}
     found: dict[str, ModelEntry] = {}
+    shared = set(entries)
     for record, path in adapters:
         base = by_name.get(record.base)
         id = slot_id(record.engine_name)
-        if base is None or base.kind != BackendKind.LLAMA or record.format != GGUF_FORMAT or id in entries:
+        if base is None or base.kind != BackendKind.LLAMA or record.format != GGUF_FORMAT:
             continue
+        if id in found:
+            shared.add(id)
         more_mb = -(-record.bytes // MIB) if base.row.vram_mb else 0
         row = msgspec.structs.replace(
             base.row,
@@ -137,7 +141,7 @@ def adapter_entries(
             origin=base.origin,
             adapter=EntryAdapter(record.name, record.base, path, record.digest, record.bytes),
         )
-    return found
+    return {id: entry for id, entry in found.items() if id not in shared}
 
 
 def started_entries(entries: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from hive.control.models import Models
 from hive.domain import DeploymentState, JobState
 from hive.errors import (
     AdapterMismatch,
+    AdapterNotFound,
     AdapterUnsafe,
     BadRequest,
     Cancelled,
@@ -45,6 +46,7 @@ from hive.lifecycle.adapter_counts import AdapterCounts
 from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapter_views import AdapterFacts, keys_view, list_of, removed_view, runner_load, status_of, view_of
 from hive.lifecycle.adapters import READY, Adapters, LoadedAdapter
+from hive.models.names import spelled
 from hive.pooling.pooling import ModelPool
 from hive.settings.adapters import AdaptersSection
 from hive.shapes.adapters import (
@@ -138,6 +140,8 @@ class AdapterOrders:
         self._counts = AdapterCounts()
         self._going: dict[str, _AdapterWork] = {}
         """The jobs that are under way, by the adapter's name."""
+        self._removing: set[str] = set()
+        """The adapters whose files are being deleted."""
         self._is_leaving = False
 
     def __repr__(self) -> str:
@@ -226,6 +230,9 @@ class AdapterOrders:
         return next((loaded for loaded in self._served.loaded() if loaded.name == name), None)
 
     async def _record(self, name: str, digest: str = "") -> AdapterRecord:
+        """Raises AdapterNotFound; also for NAME@DIGEST: one adapter has one name here, whatever is done with it."""
+        if "@" in name:
+            raise AdapterNotFound(f"there is no adapter {name[:80]!r}", hint="its digest is told apart: --digest")
         return await asyncio.to_thread(self._directory.find, name, digest)
 
     # bringing ---------------------------------------------------------------------------------------------------------
@@ -246,6 +253,7 @@ class AdapterOrders:
         name = check_name(wish.name or _name_of(wish.path))
         self._check_name(name)
         plan = {"path": wish.path, "base": base.name}
+        self._check_unlike(name, await self._installed())
         begun = await self._begin(PULL, name, f"copying {wish.path}", actor, plan=plan, also=approval.burn)
 
         def put() -> AdapterRecord:
@@ -302,6 +310,14 @@ class AdapterOrders:
         if not known.parent:
             raise BadRequest(f"{name} is what a model is called: an adapter needs a name of its own", hint="--name")
 
+    def _check_unlike(self, name: str, installed: Sequence[AdapterRecord]) -> None:
+        """Raises BadRequest where requests cannot tell its name from that of another adapter."""
+        others = {record.name for record in installed} | self._going.keys() - {name}
+        if like := sorted(other for other in others if other != name and spelled(other) == spelled(name)):
+            raise BadRequest(
+                f"requests cannot tell {name} from the adapter {like[0]}", hint="--name gives it another one"
+            )
+
     # loading ----------------------------------------------------------------------------------------------------------
 
     async def load(self, name: str, actor: str, *, approval: Approval, digest: str = "") -> StoredJob:
@@ -353,7 +369,8 @@ class AdapterOrders:
             return  # the next daemon says what became of it
         registry, detail = self.registry, {"name": name, "digest": record.digest, "base": record.base}
         if isinstance(came, HiveError):
-            change = registry.failed(row, before, came.message)
+            is_served = self._loaded(name) is not None  # else its key was revoked meanwhile
+            change = registry.failed(row, before if is_served else None, came.message)
             self._refuse(came, begun.job.actor, detail)
             await self._end(begun, came, change.write, lambda: registry.took(change))
             return
@@ -434,11 +451,15 @@ class AdapterOrders:
         served = {loaded.digest for loaded in self._served.loaded() if loaded.name == name}
         if served & {record.digest for record in leaving}:
             raise WrongState(f"{name} is loaded", hint=f"hive adapter unload {name}")
-        await self._database.write(approval.burn)
-        for record in leaving:
-            await asyncio.to_thread(self._directory.remove, record)
-            detail = {"name": name, "digest": record.digest, "base": record.base}
-            self._audit_log.note("adapter.removed", target=name, actor=actor, detail=detail)
+        self._removing.add(name)  # nobody loads it, or brings another build of it, while its files go
+        try:
+            await self._database.write(approval.burn)
+            for record in leaving:
+                await asyncio.to_thread(self._directory.remove, record)
+                detail = {"name": name, "digest": record.digest, "base": record.base}
+                self._audit_log.note("adapter.removed", target=name, actor=actor, detail=detail)
+        finally:
+            self._removing.discard(name)
         await self._served.look_again()
         if len(leaving) == sum(record.name == name for record in records):
             await self.registry.write(self.registry.ended(name, actor))
@@ -489,9 +510,12 @@ class AdapterOrders:
             await outcome_of(self._drop(key_id, "hive"))
 
     async def _drop(self, key_id: str, actor: str) -> list[str]:
+        before = {loaded.name: loaded.digest for loaded in self._served.loaded()}
         names = await self._served.unload_key(key_id)
         self._audit_log.note("adapter.revoked", target=key_id, actor=actor, detail={"name": key_id, "unloaded": names})
-        await self.registry.write(self.registry.gone(names, f"its key {key_id} was revoked"))
+        await self.registry.write(
+            self.registry.gone({name: before.get(name, "") for name in names}, f"its key {key_id} was revoked")
+        )
         return names
 
     # the jobs ---------------------------------------------------------------------------------------------------------
@@ -499,7 +523,10 @@ class AdapterOrders:
     def _check_idle(self, name: str) -> None:
         """Raises ModelBusy."""
         if (work := self._going.get(name)) is not None:
-            raise ModelBusy(f"job {work.job.id} is about {name} already ({work.job.kind})", retry_after_s=1.0)
+            which = f"job {work.job.id}" if work.job.created_at else "another order"  # that is not written down yet
+            raise ModelBusy(f"{which} is about {name} already ({work.job.kind})", retry_after_s=1.0)
+        if name in self._removing:
+            raise ModelBusy(f"{name} is being removed", retry_after_s=1.0)
 
     async def _begin(
         self,

@@ -76,6 +76,8 @@ class SlotAdapters:
         if entry is None:
             raise WrongState(f"{record.base} is no model of the pool any more")
         is_new, slot = place.slot not in pool.slots, pool.add(entry)
+        if slot.entry.adapter is None or slot.entry.adapter.digest != record.digest:
+            raise WrongState(f"another adapter has the slot of {place.engine}", hint="install it with another --name")
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(pool.footprints.facts_of(entry), READ_WITHIN_S)

@@ -7,7 +7,7 @@ committed. Which digest answers for a name is not known here but to those that s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -82,9 +82,10 @@ class AdapterRegistry:
         row = self._rows.get(name)
         return RegistryChange(ends=() if row is None else (row,), actor=actor)
 
-    def gone(self, names: Iterable[str], why: str) -> RegistryChange:
-        """They are not served any more, by nobody's order to unload them."""
-        rows = [row for name in names if (row := self._rows.get(name)) is not None]
+    def gone(self, builds: Mapping[str, str], why: str) -> RegistryChange:
+        """These builds (name → digest) are not served any more, by nobody's order to unload them. What is on record of
+        another build of such a name stays."""
+        rows = [row for name, digest in builds.items() if (row := self._rows.get(name)) and row.digest == digest]
         moved = [msgspec.structs.replace(row, state=DeploymentState.ABSENT, last_error=why) for row in rows]
         return RegistryChange(moves=tuple(moved))
 

@@ -52,6 +52,7 @@ STATES = {
     SlotState.FAILED: FAILED,
 }
 """Of the slot of an adapter of its own; in all others its next request has it loaded."""
+GIVEN_UP = (SlotState.COLD, SlotState.FAILED)
 CONVERT = "convert_lora_to_gguf.py of llama.cpp makes a GGUF file of safetensors"
 
 
@@ -108,6 +109,8 @@ class Adapters:
         """By engine name: what is drained and unloaded, and may not be loaded meanwhile."""
         self._coming: set[str] = set()
         """Engine names that are being loaded: no fault of a server that has them already."""
+        self._falling: dict[str, asyncio.Task[None]] = {}
+        """By name: an earlier build that takes the place of one that has failed."""
         self._told: list[AdapterRoute] = []
         self._at_active_now: frozenset[str] | None = None
         """The models of the vLLM in use, as it was read last; None before that."""
@@ -126,18 +129,23 @@ class Adapters:
         return [self._view(row) for _, row in sorted(self._rows.items())]
 
     def routes(self) -> list[AdapterRoute]:
-        """The answers to the name of each adapter that is loaded or installed."""
-        installed = {name: record.base for (name, _), record in self._records.items()}
-        found = [self._route(row) for row in self._rows.values()]
-        found += [self._unloaded(name, base) for name, base in installed.items() if name not in self._rows]
-        return sorted(found, key=lambda route: route.name)
+        """The answers to the name of each adapter that is loaded or installed, but for a name that has come to mean
+        something else: a model of it that came later is not hidden by an adapter."""
+        taken, found = self._taken(), dict[str, AdapterRoute]()
+        for (name, _), record in self._records.items():
+            found[spelled(name)] = self._unloaded(name, record.base)
+        for row in self._rows.values():
+            found[spelled(row.name)] = self._route(row)
+        return sorted((route for key, route in found.items() if key not in taken), key=lambda route: route.name)
 
     def offered(self) -> dict[str, tuple[ModelInfo, bool]]:
         """Every loaded adapter as a model of its name, and whether it is in memory."""
         models = {model.name: model for model in self._active.seen[1]}
         models |= {slot.model: slot.models[0] for slot in self._pool.slots.values() if slot.entry.adapter is None}
-        found = {}
+        taken, found = self._taken(), {}
         for row in self._rows.values():
+            if spelled(row.name) in taken:
+                continue
             like = models.get(row.base) or ModelInfo(name=row.base)
             model = msgspec.structs.replace(like, name=row.name, parent=row.base, digest=row.digest, meta={})
             found[row.name] = model, self._state(row)[0] == READY
@@ -163,6 +171,8 @@ class Adapters:
 
     def _state(self, row: StoredAdapter) -> tuple[str, str]:
         """Its state, and why it has failed."""
+        if (what := self._taken().get(spelled(row.name))) is not None:
+            return FAILED, f"{row.name} is the name of {what} now"
         place = self._placed(row)
         if place is None:
             return FAILED, f"{row.base} is not there, or takes no adapter"
@@ -208,6 +218,7 @@ class Adapters:
         Raises AdapterNotFound, AdapterMismatch, NotSupported, what `check` raises, what its server says, StoreFull:
         then the name means what it meant before.
         """
+        await self._checked.wait()  # a server that starts waits for it too, and a load for that server
         record = await asyncio.to_thread(self._directory.find, name, digest)
         async with self._lock(record.name):
             return await self._load(record, cause)
@@ -225,6 +236,8 @@ class Adapters:
         self._coming.add(engine)
         try:
             await self._servers(place).load(record, place)
+            if self._rows.get(record.name) is not before:  # a key was revoked meanwhile
+                await asyncio.to_thread(self._check, record)
             was = "" if before is None else before.digest
             row = StoredAdapter(
                 name=record.name,
@@ -256,33 +269,38 @@ class Adapters:
             row = self._rows.get(name)
             if row is None:
                 raise AdapterNotLoaded(f"adapter {name[:80]!r} is not loaded", hint="hive adapter list")
-            await self._database.write(lambda conn: store.remove(conn, name))
+            await self._database.write(partial(store.remove, name=name, digest=row.digest))
             await self._forget(row)
 
     async def unload_key(self, key_id: str) -> list[str]:
-        """Unloads every adapter that this key has verified; their names. One whose row cannot be written is unloaded
-        all the same: the next start finds the key revoked."""
-        records = await asyncio.to_thread(self._directory.records)
+        """Unloads every adapter that this key has verified; their names. None answers any more once this begins, also
+        where another build of it is being loaded. One whose row cannot be written is unloaded all the same: the next
+        start finds the key revoked."""
+        records = [*self._records.values(), *await asyncio.to_thread(self._directory.records)]
         signed = {(record.name, record.digest) for record in records if record.key_id == key_id}
         found = [row for row in self._rows.values() if (row.name, row.digest) in signed]
-        leaving = [await self._unload_row(row) for row in found]  # none answers any more while the first one drains
+        leaving = [self._take_away(row) for row in found]
+        for row in found:
+            await self._strike(row)
         if tasks := [task for task in leaving if task is not None]:
             await asyncio.wait(tasks)
         return [row.name for row in found]
 
-    async def _unload_row(self, row: StoredAdapter) -> asyncio.Task[None] | None:
-        async with self._lock(row.name):
-            gone = await outcome_of(self._database.write(partial(store.remove, name=row.name)))
-            if isinstance(gone, HiveError):
-                log.error("adapter_row_not_removed name=%s error=%s", row.name, gone.message)
-            return self._take_away(row) if self._rows.get(row.name) is row else None
+    async def _strike(self, row: StoredAdapter) -> None:
+        """Takes it off the record, unless another build of its name is there meanwhile."""
+        gone = await outcome_of(self._database.write(partial(store.remove, name=row.name, digest=row.digest)))
+        if isinstance(gone, HiveError):
+            log.error("adapter_row_not_removed name=%s error=%s", row.name, gone.message)
 
     async def _forget(self, row: StoredAdapter) -> None:
         if (leaving := self._take_away(row)) is not None:
             await asyncio.wait([leaving])
 
     def _take_away(self, row: StoredAdapter) -> asyncio.Task[None] | None:
-        """Nothing answers to its name from now on; what unloads it, if it is anywhere."""
+        """Nothing answers to its name from now on; what unloads it, if it is anywhere. Nothing is done where that was
+        done."""
+        if self._rows.get(row.name) is not row:
+            return self._leaving.get(f"{row.name}@{row.digest[:SHORT_DIGEST]}")
         place = self._placed(row)
         del self._rows[row.name]
         self.tell()
@@ -312,9 +330,8 @@ class Adapters:
         except HiveError as error:
             log.error("adapter_taken_off name=%s digest=%s error=%s", row.name, row.digest, error.message)
             self._audit_log.note("adapter.taken_off", target=row.name, detail={"name": row.name, "why": error.message})
-            await outcome_of(self._database.write(lambda conn: store.remove(conn, row.name)))
-            if self._rows.get(row.name) is row:
-                self._take_away(row)
+            await self._strike(row)
+            self._take_away(row)
             return
         self._records[row.name, row.digest] = record
 
@@ -336,7 +353,7 @@ class Adapters:
             self.tell()
             await self._put_right()
             if self._settings().adapters.fallback == PREVIOUS:
-                await self._fall_back()
+                self._fall_back()
             await next_pass(self._pool)
 
     def tell(self, *, again: bool = False) -> None:
@@ -357,16 +374,39 @@ class Adapters:
             if (control := self._shared.control(slot)) is not None:
                 await self._fill(slot, control)
 
-    async def _fall_back(self) -> None:
-        for row in list(self._rows.values()):
-            if not row.previous or self._state(row)[0] != FAILED or self._lock(row.name).locked():
-                continue
+    def _fall_back(self) -> None:
+        """Begins to load the earlier build of each that has failed by itself; one whose base is gone waits for that."""
+        for row in self._rows.values():
+            is_busy = row.name in self._falling or self._lock(row.name).locked()
+            if row.previous and not is_busy and self._has_failed(row):
+                task = self._falling[row.name] = spawn(self._go_back(row), name=f"earlier adapter {row.name}")
+                task.add_done_callback(partial(self._has_fallen, row.name))
+
+    def _has_fallen(self, name: str, _: asyncio.Task[None]) -> None:
+        del self._falling[name]
+
+    def _has_failed(self, row: StoredAdapter) -> bool:
+        """Whether it cannot be loaded any more; the pool tries the same one again for twenty minutes first."""
+        place = self._placed(row)
+        if place is None or spelled(row.name) in self._taken():
+            return False
+        slot = self._pool.slots.get(place.slot) if place.is_own else None
+        return self._state(row)[0] == FAILED or (slot is not None and slot.state in GIVEN_UP and slot.failures > 0)
+
+    async def _go_back(self, row: StoredAdapter) -> None:
+        async with self._lock(row.name):
+            if self._rows.get(row.name) is not row or not self._has_failed(row):
+                return  # another order came first
             log.warning("adapter_falls_back name=%s from=%s to=%s", row.name, row.digest, row.previous)
-            came = await outcome_of(self.load(row.name, row.previous, cause="hive"))
-            now = self._rows.get(row.name, row)
+            came = await outcome_of(self._earlier(row))
             if isinstance(came, HiveError):
                 log.error("adapter_not_fallen_back name=%s error=%s", row.name, came.message)
-            self._rows[row.name] = msgspec.structs.replace(now, previous="")  # not back and forth for ever
+            if (now := self._rows.get(row.name)) is not None:  # not back and forth for ever
+                self._rows[row.name] = msgspec.structs.replace(now, previous="")
+
+    async def _earlier(self, row: StoredAdapter) -> AdapterRecord:
+        record = await asyncio.to_thread(self._directory.find, row.name, row.previous)
+        return await self._load(record, "hive")
 
     def _leave(self, place: AdapterPlace) -> asyncio.Task[None]:
         """Has it drained and unloaded; no name leads there any more."""
@@ -472,16 +512,24 @@ class Adapters:
         return next(found, None)
 
     def _refuse_taken(self, name: str) -> None:
-        """Raises WrongState where the name is a model's, an alias or a task's: requests could not mean it."""
-        key, settings, (_, models) = spelled(name), self._settings(), self._active.seen
-        taken: Mapping[str, str] = {
+        """Raises WrongState where the name is a model's, an alias, a task's, or but for its case another adapter's:
+        requests could not mean it."""
+        key = spelled(name)
+        what = self._taken().get(key)
+        if what is None and any(row.name != name and spelled(row.name) == key for row in self._rows.values()):
+            what = "another adapter, as requests spell names,"
+        if what is not None:
+            raise WrongState(f"{name} is the name of {what} already", hint="install it with another --name")
+
+    def _taken(self) -> Mapping[str, str]:
+        """The names that mean something else than an adapter, folded, and what."""
+        settings, (_, models) = self._settings(), self._active.seen
+        return {
             **{spelled(task): "a task" for task in settings.tasks},
             **dict.fromkeys(aliases_of(settings.inference.aliases), "an alias"),
             **{spelled(model.name): "a model" for model in models},
             **{spelled(slot.model): "a model" for slot in self._pool.slots.values()},
         }
-        if key in taken:
-            raise WrongState(f"{name} is the name of {taken[key]} already", hint="install it with another --name")
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

@@ -518,9 +518,8 @@ class Exchange:
             served, slot = self._6_which_model(decided.caller, named.model) if climb is None else climb.choose()
             want = path.want_of(slot, served, prepared.entry, decided, self.request_id)
             self._epochs = path.registry.epochs
-            adapters = path.slots.adapters
-            self._engine = adapters.engines.get(served, "")
-            self._told_model = adapters.told(named.model, served)
+            self._engine = path.slots.adapters.engines.get(served, "")
+            self._told_model = path.slots.told(named.model, served)
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
             again = partial(self._5_what_is_asked, prepared)

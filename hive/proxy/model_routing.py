@@ -84,6 +84,10 @@ class ModelRouting:
             raise (Refusal if found.is_far else NotFound)(found.why, hint=found.hint)
         return found.model
 
+    def targets_of(self, asked: str) -> tuple[str, ...]:
+        """The models that an alias names; none where this is no alias."""
+        return self._aliases.get(spelled(asked), ())
+
     def is_later_target(self, asked: str, caller: Caller) -> bool:
         """Whether the model that this name means to the caller stands in for an earlier target of an alias."""
         return bool(self.models) and self._explained(asked, caller).rung > 0

@@ -173,18 +173,33 @@ class SlotTable:
             backend = active.backend
             if routing.where.can_be_far and not routing.models and backend is not None and not backend.up:
                 raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
-            return routing.served(asked, caller), active
+            return self._served(asked, caller), active
         if not asked and active.backend is None:
             raise BadRequest('"model" is missing', hint="GET /v1/models lists what there is")
         if not asked:
             return asked, active
         try:
-            served = routing.served(asked, caller)
+            served = self._served(asked, caller)
         except NotFound:
             if active.gate.is_closed:
                 return asked, active
             raise
         return served, self._by_model.get(served, active)
+
+    def _served(self, asked: str, caller: Caller) -> str:
+        """As `ModelRouting.served`; of an alias of an adapter that is not loaded, what stands in for that."""
+        try:
+            return self.routing.served(asked, caller)
+        except NotFound:
+            for target in self.routing.targets_of(asked):
+                if instead := self.adapters.instead_of(target):
+                    return self.routing.served(instead, caller)
+            raise
+
+    def told(self, asked: str, served: str) -> str:
+        """As `AdapterTable.told`, also of an alias that may lead to an adapter."""
+        names = (asked, *self.routing.targets_of(asked))
+        return next((told for name in names if (told := self.adapters.told(name, served))), "")
 
 
 def cold(row: SlotRow, now: float) -> Cold:

@@ -34,6 +34,6 @@ def put(conn: sqlite3.Connection, adapter: StoredAdapter) -> None:
     conn.execute(_PUT, tuple(getattr(adapter, column) for column in _COLUMNS))
 
 
-def remove(conn: sqlite3.Connection, name: str) -> None:
-    """Nothing answers to its name from now on."""
-    conn.execute("DELETE FROM adapters_loaded WHERE name = ?", (name,))
+def remove(conn: sqlite3.Connection, name: str, digest: str) -> None:
+    """Nothing answers to its name from now on, unless that is another digest meanwhile."""
+    conn.execute("DELETE FROM adapters_loaded WHERE name = ? AND digest = ?", (name, digest))

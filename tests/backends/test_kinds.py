@@ -20,8 +20,8 @@ ASKING = {"ask", "backend", "one_token", "pulling", "recognise"}
 LOADED = """
 import sys
 import hive.settings.table, hive.domain, hive.errors
-import hive.models.adapter_names, hive.models.cache_epochs, hive.models.capabilities
-import hive.models.salts, hive.models.whereabouts
+import hive.models.adapter_names, hive.models.cache_epochs, hive.models.capabilities, hive.models.salts
+import hive.models.whereabouts
 before = set(sys.modules)
 import hive.backends.kinds
 print(*sorted(set(sys.modules) - before))

@@ -49,7 +49,7 @@ async def result_of(function: Callable[..., Any], limits: LoopLimits = LIMITS, *
 
 
 def test_the_definition_comes_from_the_signature() -> None:
-    def look_up(  # type: ignore[no-untyped-def] - one is left out on purpose
+    def look_up(  # type: ignore[no-untyped-def]  # one is left out on purpose
         where: Place, kind: Literal["a", "b"] = "a", *, limit: Annotated[int, msgspec.Meta(ge=1)] = 5, anything=None
     ) -> str:
         """Look something

@@ -421,3 +421,62 @@ async def test_a_daemon_that_is_killed_in_a_load_leaves_a_truthful_record(world:
     running.cancel()
     assert world.row_state() == ("failed", "Hive ended before the load did")
     assert (await world.orders.load_status("legal"))["state"] == "failed"
+
+
+async def test_a_name_that_requests_cannot_tell_from_another_adapters_is_refused(world: AdapterWorld) -> None:
+    """`Legal` and `legal` were both loaded, and each request for either was answered by one of them."""
+    await world.pulled()
+    with pytest.raises(BadRequest, match="cannot tell Legal from the adapter legal"):
+        await world.pulled(name="Legal")
+    assert (await world.pulled()).state is JobState.DONE, "the very same name brings another build of it"
+
+
+async def test_a_digest_is_no_part_of_a_name(world: AdapterWorld) -> None:
+    """`legal@3f…` was loaded past the job about `legal`, told to be not loaded, and removed to no effect."""
+    await world.pulled()
+    await world.loaded()
+    name = world.files.adapters.find("legal").engine_name
+    for order in (
+        world.orders.load(name, ANN, approval=LOAD_ADAPTER),
+        world.orders.unload(name, ANN, approval=UNLOAD_ADAPTER),
+        world.orders.remove(name, ANN, approval=REMOVE_ADAPTER),
+    ):
+        with pytest.raises(AdapterNotFound) as refused:
+            await order
+        assert "--digest" in refused.value.hint
+
+
+async def test_nothing_is_loaded_whose_files_are_being_removed(
+    world: AdapterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that began after the look whether it is loaded was of files that went meanwhile."""
+    await world.pulled()
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    write = world.database.write
+
+    async def slow_write(work: Any) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return await write(work)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.database, "write", slow_write)
+        removing = spawn(world.orders.remove("legal", ANN, approval=REMOVE_ADAPTER), name="removes")
+        await begun.wait()
+    for order in (world.loaded(), world.pulled()):
+        with pytest.raises(ModelBusy, match="is being removed"):
+            await order
+    goes_on.set()
+    assert len((await removing)["digests"]) == 1
+    assert (await world.pulled()).state is JobState.DONE
+
+
+async def test_a_revoked_key_says_nothing_of_the_build_of_another_one(world: AdapterWorld) -> None:
+    """A build of another key that was loaded meanwhile was on record as revoked."""
+    await world.pulled()
+    await world.loaded()
+    registry, digest = world.orders.registry, world.files.adapters.find("legal").digest
+    await registry.write(registry.gone({"legal": "0" * 64}, "its key was revoked"))
+    assert world.row_state() == ("loaded", "")
+    await registry.write(registry.gone({"legal": digest}, "its key was revoked"))
+    assert world.row_state() == ("absent", "its key was revoked")

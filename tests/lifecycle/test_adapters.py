@@ -274,7 +274,7 @@ async def test_another_daemon_serves_on_what_is_on_record_and_ends_what_is_not(w
     await world.adapters.load("red", cause="ann")
     await world.adapters.load("blue", cause="ann")
     started = list(world.pools.servers.started)
-    await world.pools.database.write(lambda conn: store.remove(conn, "blue"))
+    await world.pools.database.write(lambda conn: store.remove(conn, "blue", blue.digest))
     await world.again()
     assert world.slot_names() == sorted([BASE, red.engine_name])
     assert [loaded.state for loaded in world.adapters.loaded()] == [READY]
@@ -392,3 +392,64 @@ def test_an_adapter_drafts_nothing_and_is_pinned_by_nobody(tmp_path: Path) -> No
     (entry,) = adapter_entries({base.id: base}, [(record, tmp_path / "a.gguf")]).values()
     assert (entry.row.pin, entry.row.speculative, entry.draft, entry.row.vram_mb) == (False, "none", None, 101)
     assert adapter_entries({}, [(record, tmp_path)]) == {}
+
+
+def test_two_adapters_whose_servers_cannot_be_told_apart_have_none(tmp_path: Path) -> None:
+    """Of two digests that begin alike the one that was read last had the server of both."""
+    base = ModelEntry(id=slot_id(BASE), name=BASE, kind="llama", path=Path("/m"), row=ModelRow(file="/m"), origin="m")
+    first, second, other = (
+        AdapterRecord(
+            name="red",
+            digest=digest,
+            base=BASE,
+            format=GGUF,
+            rank=1,
+            bytes=1,
+            files=(),
+            signature=UNSIGNED,
+            installed_at=0.0,
+        )
+        for digest in ("a" * 63 + "1", "a" * 63 + "2", "b" * 64)
+    )
+    entries = {base.id: base}
+    both = adapter_entries(entries, [(first, tmp_path), (second, tmp_path), (other, tmp_path)])
+    assert [entry.name for entry in both.values()] == [other.engine_name]
+    assert len(adapter_entries(entries, [(first, tmp_path)])) == 1
+
+
+async def test_a_load_waits_until_it_is_known_what_an_earlier_daemon_left(tmp_path: Path) -> None:
+    """One that began before held its name, for which the look at what was left waited, for which its server waited."""
+    world = AdapterWorld(tmp_path)
+    await world.pools.begin()
+    world.install("red")
+    loading = spawn(world.adapters.load("red", cause="ann"), name="load")
+    await asyncio.sleep(0.05)
+    assert (loading.done(), world.slot_names()) == (False, [BASE])
+    running = spawn(world.adapters.run(), name="adapters")
+    assert (await loading).name == "red"
+    running.cancel()
+    await world.end()
+
+
+async def test_an_adapter_whose_name_is_a_model_s_now_answers_to_it_no_more(world: AdapterWorld) -> None:
+    world.install("red")
+    world.install("blue", b"two")
+    await world.adapters.load("red", cause="ann")
+    await world.adapters.look_again()
+    world.active.uses("ollama", "RED", "blue:latest")
+    await until(lambda: world.proxy.routes[-1] == [])
+    assert [(loaded.state, loaded.why) for loaded in world.adapters.loaded()] == [
+        (FAILED, "red is the name of a model now")
+    ]
+    assert world.adapters.offered() == {}
+    world.active.uses("ollama", "tiny2")
+    await until(lambda: [route.name for route in world.proxy.routes[-1]] == ["blue", "red"])
+
+
+async def test_a_name_that_differs_from_a_loaded_one_by_its_case_is_refused(world: AdapterWorld) -> None:
+    world.install("red")
+    world.install("Red", b"two")
+    await world.adapters.load("red", cause="ann")
+    with pytest.raises(WrongState, match="another adapter"):
+        await world.adapters.load("Red", cause="ann")
+    assert [route.name for route in world.proxy.routes[-1]] == ["red"]
