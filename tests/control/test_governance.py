@@ -120,8 +120,10 @@ BODIES: dict[str, Any] = {
     "runner_load": {"modelId": "nothing"},
     "runner_unload": {"modelId": "nothing"},
     "runner_flush": {"scope": "all"},
+    "pull_adapter": {"path": "x", "base": "nothing"},
+    "trust_key": {"keyId": "00", "pem": "x"},
 }
-BY_BODY = ("runner_load", "runner_unload", "runner_flush")
+BY_BODY = ("runner_load", "runner_unload", "runner_flush", "runner_load_adapter")
 """Rows of the runner API, which bring the token in the body."""
 GOVERNED = [row for row in ROWS if row.is_governed or row.name in BY_BODY]
 
@@ -130,11 +132,12 @@ async def test_every_governed_row_wants_a_token_where_there_is_a_rule(box: Box, 
     put(rules, TWO_OF_THREE)
     await box.everything(rules=rules)
     assert {row.name for row in GOVERNED} >= {
+        *("pull_adapter", "load_adapter", "unload_adapter", "remove_adapter", "trust_key"),
         *("load_model", "unload_model", "pin_model", "unpin_model", "switch", "ask_lease", "end_lease", "flush_cache"),
         *BY_BODY,
     }
     for row in GOVERNED:
-        path = row.path.replace("{model}", "nothing").replace("{id}", "l-1")
+        path = row.path.replace("{model}", "nothing").replace("{adapter}", "nothing").replace("{id}", "l-1")
         path += "" if row.name != "end_lease" else "?end=1"
         with pytest.raises(OpTokenRequired, match="needs 2 signatures of ann, ben, cy"):
             await asked_raw(box, row.method, path, BODIES.get(row.name))

@@ -34,6 +34,7 @@ from hive.errors import NotFound
 from hive.exposition import MetricKind
 from hive.host.memory import ZramDevice
 from hive.host.nvml import GpuState, MigDevice, ProcessOnGpu, SeenGpus
+from hive.lifecycle.adapter_counts import AdapterCounts
 from hive.link.messages import Activity
 from hive.pool import decider
 from hive.pool.state import SlotState
@@ -167,6 +168,7 @@ def everything() -> bytes:
         **counters.metrics(),
         **PoolCounts().metrics(),
         **LeaseCounts().metrics([]),
+        **AdapterCounts().metrics([]),
         **gpu_values(SeenGpus((busy, LOST))),
     }
     return exposition({row.name: made.get(row.name) or {("x",) * len(row.labels): 1.0} for row in TABLE})
