@@ -152,12 +152,12 @@ def test_one_waits_for_the_other_and_says_for_whom(hive: Stack) -> None:
     with running(hive, "sleep", "1000") as first:
         holder = one(hive, "running")
         with running(hive, "echo", "mine") as second:
-            one(hive, "waiting")
-            first.terminate()
-            assert second.wait(60) == 0
             assert second.stdout is not None
             assert second.stderr is not None
-            said = second.stderr.read()
+            said = second.stderr.readline()  # only then has it been told that it waits
+            first.terminate()
+            assert second.wait(60) == 0
+            said += second.stderr.read()
             assert second.stdout.read() == "mine\n"
     assert "waits for 1.5 GiB: place 1" in said
     assert holder["id"] in said
