@@ -402,7 +402,7 @@ def test_the_list_of_models_gives_way_on_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "12")
     monkeypatch.setenv("NO_COLOR", "1")
     found = {"name": "a-long-name:8b", "size_bytes": GIB, "quantization": "Q4_0", "parameters": 7, "leaves": ""}
-    found |= {"loaded": True, "aliases": ["fast"], "tiers": []}
+    found |= {"loaded": True, "aliases": ["fast"], "tiers": [], "parent": ""}
     text = model._listed({"routing": False, "models": [found], "files": {}, "pool": pooled})
     assert [line.split()[0] for line in text.splitlines()] == ["MODEL", "a-long-name:8b", *(p["model"] for p in pooled)]
 

@@ -103,7 +103,7 @@ async def test_a_lease_lives_through_a_helper_killed_at_this_step(paths: Paths, 
 
 async def test_a_holder_goes_on_and_its_family_is_known(paths: Paths, freezer: str) -> None:
     family = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork(): os._exit(0)\n"
-    family += "print(os.getpid(), flush=True)\ntime.sleep(99)"
+    family += "os.write(1, b'%d\\n' % os.getpid())\ntime.sleep(99)"  # two write at once, each its line in one piece
     helper = LeaseHelper(paths, freezer)
     async with connected(paths) as daemon:
         incomer = await daemon.holding(PYTHON, "-S", "-c", family)
