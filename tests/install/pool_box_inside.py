@@ -333,6 +333,43 @@ def switched(two: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+def red() -> str:
+    """State of the slot of the adapter, empty where it has none."""
+    return next((state for model, state in states().items() if model.startswith("red@")), "")
+
+
+def adapters() -> dict[str, Any]:
+    """An adapter on alpha: its key is trusted, it is brought, loaded and asked; the daemon is killed; the key is
+    revoked, and all of it goes."""
+    two = {"alpha": "ready", "beta": "ready", "gamma": "cold"}
+    until("both are back", are(two), LOAD_S)
+    told = hive("config", "set", "adapters.dir", "/srv/adapters")
+    found: dict[str, Any] = {"ran": [run("sh", "-c", command).returncode for command in told["apply"]]}
+    until("the pool is known", are(two), LOAD_S)
+    early = run("hive", "adapter", "pull", "red.gguf", "--base", "alpha", "--json")
+    found["early"] = [early.returncode, json.loads(early.stderr.splitlines()[-1])["code"]]
+    key = hive("adapter", "trust", "/srv/keys/team.pub")["key_id"]
+    found["pulled"] = hive("adapter", "pull", "red.gguf", "--base", "alpha")["state"]
+    found["loaded"] = hive("adapter", "load", "red")["state"]
+    found["chat"] = chat("red")
+    found["alpha"] = answered("alpha")
+    unit = next(unit for model, unit in units().items() if model.startswith("red@"))
+    found["unit"] = unit
+    os.kill(int(main_pid("hive-daemon")), 9)
+    until("the adapter is known", lambda: red() == "ready", LOAD_S)
+    until("it answers", lambda: chat("red")[0] == 200, LOAD_S)
+    found["kept"] = (
+        next(one for model, one in units().items() if model.startswith("red@"))["MainPID"] == unit["MainPID"]
+    )
+    found["doctor"] = hive("doctor", "adapters")
+    found["revoked"] = hive("adapter", "revoke", key)["unloaded"]
+    found["after"] = chat("red")
+    until("its server is gone", lambda: red() == "", LOAD_S)
+    hive("adapter", "remove", "red")
+    until("the two serve on", are(two), LOAD_S)
+    return found
+
+
 def servers() -> list[str]:
     """The command lines of servers of the pool, and of what supervises them."""
     found = []
@@ -375,7 +412,7 @@ def leave() -> dict[str, Any]:
     }
 
 
-STAGES = {"install": install, "pool": pool, "second_boot": second_boot, "leave": leave}
+STAGES = {"install": install, "pool": pool, "second_boot": second_boot, "adapters": adapters, "leave": leave}
 
 if __name__ == "__main__":
     stage = sys.argv[1]

@@ -12,14 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tests import llama
 from tests.host import systemd_machine
 from tests.install.test_box import LIBRARIES, Box, Seen
+from tests.journeys.adapter_stack import make
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.llama, pytest.mark.timeout(900)]
 
 BROUGHT = ("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1")
+WORD = 3
+"""Number of the word that the adapter answers (make_adapters.py)."""
 FILES = ("var/lib/hive/models/alpha.gguf", "var/lib/hive/models/beta.gguf", "srv/models/gamma.gguf")
 
 
@@ -32,8 +37,27 @@ def bring(box: Box) -> list[str]:
             made = [sys.executable, str(llama.MAKE_MODEL), str(path), "--seed", str(seed)]
             subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
             path.chmod(0o644)
+    bring_adapter(box)
     libraries = [f"--bind-ro={LIBRARIES / name}" for name in BROUGHT]
     return [f"--bind-ro={llama.program()}:/usr/local/bin/llama-server", *libraries]
+
+
+def bring_adapter(box: Box) -> None:
+    """An adapter on alpha where adapters are brought from, signed, and the public half of its key."""
+    source, keys = box.root / "srv/adapters", box.root / "srv/keys"
+    if source.exists():
+        return
+    source.mkdir()
+    keys.mkdir()
+    made = make(box.root / FILES[0], source / "red.gguf", WORD)
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret = box.root.parent / "team.key"
+    secret.touch(mode=0o600)
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (keys / "team.pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    sign = [sys.executable, "-m", "hive", "adapter", "sign", str(made.path), "--key", str(secret)]
+    subprocess.run(sign, check=True, stdout=subprocess.DEVNULL)
+    (source / "word").write_text(made.word)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +94,12 @@ def second_boot(box: Box, first_boot: Seen, servers: list[str]) -> Seen:
 
 
 @pytest.fixture(scope="module")
-def left(box: Box, second_boot: Seen, servers: list[str]) -> Seen:
+def adapted(box: Box, second_boot: Seen, servers: list[str]) -> Seen:
+    return box.boot("adapters", *servers)
+
+
+@pytest.fixture(scope="module")
+def left(box: Box, adapted: Seen, servers: list[str]) -> Seen:
     return box.boot("leave", *servers, online=True)
 
 
@@ -208,6 +237,29 @@ def test_models_that_go_down_with_the_machine_have_not_crashed(first_boot: Seen,
     assert second_boot["crashed"] == first_boot["crashed"]["audited"]
 
 
+def test_an_adapter_on_a_model_is_a_unit_of_its_own_and_answers_by_its_name(box: Box, adapted: Seen) -> None:
+    assert adapted["ran"] == [0]
+    assert (adapted["pulled"], adapted["loaded"]) == ("done", "done")
+    status, answer = adapted["chat"]
+    assert (status, answer["model"]) == (200, "red")
+    word = (box.root / "srv/adapters/word").read_text()
+    assert word in answer["choices"][0]["message"]["content"]
+    assert adapted["alpha"] == [200, "alpha"]
+    assert (adapted["unit"]["ActiveState"], adapted["unit"]["User"]) == ("active", "hive-inference")
+    assert adapted["doctor"]["checks"]
+    assert [check for check in adapted["doctor"]["checks"] if check["status"] == "fail"] == []
+
+
+def test_an_adapter_of_no_trusted_key_does_not_come_and_of_a_revoked_one_it_goes(adapted: Seen) -> None:
+    assert adapted["early"] == [4, "signature_unverifiable"]
+    assert [name.partition("@")[0] for name in adapted["revoked"]] == ["red"]
+    assert (adapted["after"][0], adapted["after"][1]["error"]["code"]) == (404, "adapter_not_loaded")
+
+
+def test_kill_9_of_the_daemon_touches_no_adapter(adapted: Seen) -> None:
+    assert adapted["kept"]
+
+
 def test_an_upgrade_keeps_the_models_that_are_loaded_and_has_them_in_hand(left: Seen) -> None:
     upgraded = left["upgraded"]
     assert upgraded["ran"][0] == 0, upgraded["ran"][1]
@@ -222,7 +274,7 @@ def test_an_upgrade_keeps_the_models_that_are_loaded_and_has_them_in_hand(left: 
 )
 def test_after_a_purge_nothing_of_the_pool_is_left(installed: Seen, left: Seen, what: str) -> None:
     assert left["purge"][0] == 0, left["purge"][1]
-    brought = ("/usr/local/bin/llama-server", "/srv/models", "/usr/lib/x86_64")
+    brought = ("/usr/local/bin/llama-server", "/srv/models", "/srv/adapters", "/srv/keys", "/usr/lib/x86_64")
     more = {path for path in set(left["after"][what]) - set(installed["before"][what]) if not path.startswith(brought)}
     assert more == set()
 
