@@ -32,6 +32,7 @@ KILLED_S = 10.0
 NOTICES_S = 5.0
 """PID 1 may take so long to notice that a process ended."""
 HOW_IT_ENDED = ("LoadState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "Result")
+NOT_EXECUTED = range(200, 244)
 LOOK_S = 0.1
 IN_THE_WAY = "is destructive"
 """systemd carries out jobs that no other may replace: a stop under way, a shutdown."""
@@ -196,6 +197,20 @@ def ended_of(shown: Mapping[str, str], pid: int) -> ServiceEnd | None:
     return ServiceEnd(int(status) if code == "1" else exit_code(-int(status)), shown.get("Result", ""))
 
 
+def was_executed(shown: Mapping[str, str]) -> bool:
+    """Whether the program of a service was executed, by the answer of `show`, though its start is said to have failed.
+
+    PID 1 may hear that a process has ended before it hears that it became the program (seen with 252, busy).
+    What systemd could not execute ends with 200 to 243 (systemd.exec(5)).
+
+    >>> ended = {"MainPID": "0", "ExecMainPID": "7", "ExecMainCode": "1", "ExecMainStatus": "127"}
+    >>> was_executed(ended), was_executed({**ended, "ExecMainStatus": "226"}), was_executed({"ExecMainPID": "0"})
+    (True, False, False)
+    """
+    ended = ended_of(shown, int(shown.get("ExecMainPID") or 0))
+    return ended is not None and ended.code not in NOT_EXECUTED
+
+
 # --- asking ------------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +220,11 @@ async def start(unit: str, description: str, properties: Properties, command: Se
     Raises WrongState where there is such a unit, BadRequest (a property), NotPermitted, DependencyDown, TimedOut,
     HiveError (its namespaces could not be made: its journal says more).
     """
-    await _call_between_jobs(transient(unit, description, properties, command, slice_=slice_), limit_s=START_S)
+    try:
+        await _call_between_jobs(transient(unit, description, properties, command, slice_=slice_), limit_s=START_S)
+    except HiveError as error:
+        if type(error) is not HiveError or not was_executed(await show(unit, *HOW_IT_ENDED)):
+            raise
 
 
 async def show(unit: str, *names: str) -> dict[str, str]:
