@@ -29,7 +29,7 @@ AGENTS_ON_ZRAM, ZRAM_MIB = 8, 512
 TAKEN_BYTES = 64 * MIB
 FIRST_PORT = 18000
 UP_WITHIN_S = 420
-ANSWERS_WITHIN_S = 120
+ANSWERS_WITHIN_S = 300
 PYTHON = "/usr/bin/python3"
 SLEEPER = """
 import os, socket, sys, zlib
