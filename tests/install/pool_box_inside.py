@@ -305,7 +305,10 @@ def switch(kind: str) -> list[Any]:
     """Exit code and words of a switch, the services that run after it, and what the pool has booked for them."""
     ran = run("hive", "backend", "switch", kind)
     booked = {one["kind"]: sum(g["charged_bytes"] for g in one["grants"]) >> 20 for one in hive("pool")["backends"]}
-    return [ran.returncode, ran.stdout + ran.stderr, services(), booked]
+    said = ran.stdout + ran.stderr
+    if ran.returncode:
+        said += run("journalctl", "-u", "hive-daemon", "-n", "100", "-o", "cat", "--no-pager").stdout
+    return [ran.returncode, said, services(), booked]
 
 
 def switched(two: dict[str, str]) -> dict[str, Any]:
@@ -365,7 +368,7 @@ def adapters() -> dict[str, Any]:
     found["revoked"] = hive("adapter", "revoke", key)["unloaded"]
     found["after"] = chat("red")
     until("its server is gone", lambda: red() == "", LOAD_S)
-    hive("adapter", "remove", "red")
+    hive("adapter", "remove", "red", "--yes")
     until("the two serve on", are(two), LOAD_S)
     return found
 
