@@ -138,6 +138,8 @@ class Switcher:
         self._cut = 0
         self._note = ""
         self._carrying: asyncio.Task[None] | None = None
+        self._starting: Target | None = None
+        """The service that this daemon starts, until it is the one in use."""
         self.towards = ""
         self.not_started: FoundCondition | None = None
         """The reason that no inference server was started; None where one was, or where that is not Hive's."""
@@ -196,7 +198,7 @@ class Switcher:
 
     async def _begin(self, asked: str, actor: str, approval: Approval) -> StoredJob:
         active, jobs, also = self._active, self._jobs, approval.burn
-        old, up = active.target, active.up
+        old, up = active.target or self._starting, active.up
         in_use = old is not None and up and asked in (old.kind, old.address)
         new = old if in_use and old is not None else await self._choices.find(asked)
         switch = begun(new, old, old_answered=up, pooled=self._room.is_on, loaded=self._pool.loaded)
@@ -248,6 +250,7 @@ class Switcher:
             elif isinstance(self._choices, ServiceCandidates) and self._active.enabled:
                 await self._start_chosen(self._choices)
         finally:
+            self._starting = None
             self._active.chosen.set()
 
     async def _start_chosen(self, services: ServiceCandidates) -> None:
@@ -261,12 +264,19 @@ class Switcher:
                     self.not_started = condition("no_backend_installed")
                     return
                 if target.unit:
+                    self._starting = target
                     await self._given_room(target)
+                    if self._switch is not None:  # ordered meanwhile: that has ended this one
+                        return
                     await services.start(target)
             except LinkLost:
+                if self._switch is not None:
+                    return
                 await asyncio.sleep(HELPER_AGAIN_S)
                 continue
             except HiveError as error:
+                if self._switch is not None:
+                    return
                 if target is not None:
                     self._room.gone(target.kind)
                 self.not_started = condition("backend_not_started", why=error.message)

@@ -228,21 +228,21 @@ class Configuration(QuietStep):
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         known = [path for path in self._contents() if self._box.manifest.knows(path)]
-        if self._has_models:
-            known.append(layout.MODELS_D)
-        return [f"{'remove' if purge else 'keep'} {path}" for path in known]
+        return [f"{'remove' if purge else 'keep'} {path}" for path in (*known, *self._beside)]
 
     def undo(self, *, purge: bool) -> None:
         if not purge:
             return
-        if self._has_models:  # before hive.conf, by which it is known whose it is
-            remove_tree(self._box.at(layout.MODELS_D))
+        for path in self._beside:  # before hive.conf, by which it is known whose they are
+            remove_tree(self._box.at(path))
         self._box.take_away(self.paths)
 
     @property
-    def _has_models(self) -> bool:
-        """Whether there are descriptions of models that belong to a hive.conf of Hive's."""
-        return self._box.manifest.knows(layout.CONF_FILE) and os.path.lexists(self._box.at(layout.MODELS_D))
+    def _beside(self) -> list[str]:
+        """Paths of what operators have put beside a hive.conf of Hive's: descriptions of models, keys of adapters."""
+        if not self._box.manifest.knows(layout.CONF_FILE):
+            return []
+        return [path for path in (layout.MODELS_D, layout.ADAPTER_KEYS) if os.path.lexists(self._box.at(path))]
 
     @property
     def paths(self) -> list[str]:

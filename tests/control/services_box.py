@@ -100,6 +100,11 @@ class Units(ServiceCandidates):
         self.calls: list[str] = []
         self.printed = ""
         """The last line of each service's output."""
+        self.found: BackendKind | None = None
+        """The kind that is chosen where none is on record."""
+        self.may_start = asyncio.Event()
+        """Not set: systemd has a start under way."""
+        self.may_start.set()
 
     def target(self, kind: str) -> Target:
         return Target(kind, str(self.folder / f"{kind}.sock"), f"{kind}.service")
@@ -112,6 +117,7 @@ class Units(ServiceCandidates):
 
     async def start(self, target: Target) -> None:
         self.calls.append(f"start {target.kind}")
+        await self.may_start.wait()
         if self.broken.get(target.kind) == "start":
             raise HiveError(f"systemd: Job for {target.unit} failed")
         for kind in [kind for kind in self.running if kind != target.kind]:
@@ -135,7 +141,7 @@ class Units(ServiceCandidates):
         return f"the last line of {kind}{self.printed}\n"
 
     async def first(self, inference: InferenceSection) -> Target | None:
-        return None
+        return None if self.found is None else self.target(self.found)
 
 
 class ServicesBox(Box):

@@ -326,3 +326,24 @@ async def test_at_the_start_a_service_waits_until_there_is_room_for_it(
         await until(lambda: box.units.calls == ["start vllm"])
         assert sorted(box.servers.stopped) == sorted([slot_id(SMALL), slot_id(LARGE)])
         await until(lambda: box.charged_mb() == {"the vllm of `hive backend`": 60})
+
+
+async def test_a_switch_that_is_ordered_while_the_first_service_is_started_ends_that_one(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was booked as being started for ever, and no model left: the switch failed after its whole time."""
+    async with opened(short_path, monkeypatch) as box:
+        box.units.found = LLAMA
+        box.units.may_start.clear()
+        await box.servers.slot_start(slot_id(SMALL), SlotGrant(accounts={GPU: SIZES[SMALL]}, generation=3))
+        box.servers.serve(slot_id(SMALL))
+        await box.start_helper()
+        await box.start_daemon()
+        await box.start_real_proxy()
+        await until(lambda: box.units.calls == ["start llama"])
+        job = await box.begin(VLLM)
+        await until(lambda: "stop llama" in box.units.calls)
+        box.units.may_start.set()
+        assert (await box.ended(job))["state"] == "done"
+        assert [*box.units.running] == [VLLM]
+        await until(lambda: box.charged_mb() == {"the vllm of `hive backend`": 60})
