@@ -158,7 +158,7 @@ def test_a_flush_that_the_daemon_does_not_survive_was_never_done(hive: Stack) ->
 def test_the_cache_of_a_server_that_is_killed_meanwhile_went_with_it(hive: Stack) -> None:
     asker, begun = Asker(hive), threading.Event()
     with ThreadPoolExecutor(2) as threads:
-        streaming = threads.submit(asker.stream, OURS, 5000, begun)
+        streaming = threads.submit(asker.stream, OURS, 15_000, begun)
         assert begun.wait(30)
         flushing = threads.submit(flushed, hive, scope="model", model=OURS)
         until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
