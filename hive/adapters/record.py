@@ -48,7 +48,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def engine_name(self) -> str:
         """The name by which an inference server knows exactly these weights, and no others ever."""
-        return f"{self.name}@{self.digest[:SHORT_DIGEST]}"
+        return engine_name(self.name, self.digest)
 
 
 def digest_of(files: Iterable[AdapterFile]) -> str:
@@ -60,6 +60,15 @@ def digest_of(files: Iterable[AdapterFile]) -> str:
     """
     told = sorted((file.path, file.size, file.sha256) for file in files)
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
+
+
+def engine_name(name: str, digest: str) -> str:
+    """Name by which an engine knows these weights; never that of others.
+
+    >>> engine_name("legal", "3f9c11a04be2" + "0" * 52)
+    'legal@3f9c11a04be2'
+    """
+    return f"{name}@{digest[:SHORT_DIGEST]}"
 
 
 def check_name(name: str) -> str:

@@ -396,9 +396,13 @@ class AdapterOrders:
             raise
 
     def _refuse(self, error: HiveError, actor: str, detail: dict[str, Any]) -> None:
-        is_refused = isinstance(error, REFUSED)
-        self._counts.ended("refused" if is_refused else "failed")
-        if is_refused:
+        """Counts a load that came to nothing, and tells of one that was refused."""
+        self._counts.ended("refused" if isinstance(error, REFUSED) else "failed")
+        self._note_refused(error, actor, detail)
+
+    def _note_refused(self, error: HiveError, actor: str, detail: dict[str, Any]) -> None:
+        """Tells of it where the error says no to what the adapter is."""
+        if isinstance(error, REFUSED):
             told = {**detail, "code": error.code, "reason": error.message}
             self._audit_log.note("adapter.refused", target=str(detail["name"]), actor=actor, detail=told)
 
@@ -495,7 +499,7 @@ class AdapterOrders:
             key_id = await asyncio.to_thread(keys.whole_id, key_id)
         except UsageError as error:
             raise NotFound(error.message, hint="hive adapter keys") from None
-        if not keys.is_revoked(key_id):
+        if not await asyncio.to_thread(keys.is_revoked, key_id):
             await asyncio.to_thread(keys.revoke, key_id)
         return {"id": key_id, "unloaded": await self._drop(key_id, actor)}
 
@@ -565,15 +569,10 @@ class AdapterOrders:
         )
         if self._is_leaving:
             return  # the next daemon says that it did not end
-        if isinstance(came, REFUSED):
+        if isinstance(came, HiveError):
             plan = begun.job.plan
             told_of = {"name": plan["model"], "path": plan["path"], "base": plan["base"]}
-            self._audit_log.note(
-                "adapter.refused",
-                target=plan["model"],
-                actor=begun.job.actor,
-                detail={**told_of, "code": came.code, "reason": came.message},
-            )
+            self._note_refused(came, begun.job.actor, told_of)
         await self._end(begun, came)
 
     async def _end(

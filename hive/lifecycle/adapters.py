@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from hive.adapters.directory import AdapterDirectory
-from hive.adapters.record import GGUF, SAFETENSORS, SHORT_DIGEST, AdapterRecord
+from hive.adapters.record import GGUF, SAFETENSORS, AdapterRecord, engine_name
 from hive.agents.transition_lock import outcome_of
 from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
@@ -300,7 +300,7 @@ class Adapters:
         """Nothing answers to its name from now on; what unloads it, if it is anywhere. Nothing is done where that was
         done."""
         if self._rows.get(row.name) is not row:
-            return self._leaving.get(f"{row.name}@{row.digest[:SHORT_DIGEST]}")
+            return self._leaving.get(engine_name(row.name, row.digest))
         place = self._placed(row)
         del self._rows[row.name]
         self.tell()
@@ -457,7 +457,7 @@ class Adapters:
 
     def _placed(self, row: StoredAdapter) -> AdapterPlace | None:
         """The place of a loaded one; None where its base is not there any more."""
-        engine = f"{row.name}@{row.digest[:SHORT_DIGEST]}"
+        engine = engine_name(row.name, row.digest)
         slot = self._pool_slot(row.base)
         if slot is not None and slot.entry.kind == BackendKind.LLAMA:
             return AdapterPlace(slot_id(engine), engine, is_own=True)
