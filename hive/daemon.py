@@ -1013,6 +1013,9 @@ class Daemon:
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
 
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
+        self._background.hear(message, reply)
+
     def look_for_models(self, answer: Callable[[Done], None]) -> None:
         self._spawn(self._look_for_models(answer), "look for models")
 

@@ -7,6 +7,7 @@ Until it is written, a killed daemon loses it; nobody was promised more, for the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -106,6 +107,18 @@ class KeptResponses:
         if not self._file.exists:
             return 0
         return await self._file.do(lambda conn: responses.forget(conn, agent), then_clean=True)
+
+    async def response(self, agent: str, name: str) -> bytes:
+        """The object of one that is kept. Raises NotFound, and as `ResponsesFile.do`."""
+        if not self._file.exists:
+            raise no_such_response(name)
+        return await self._file.do(lambda conn: responses.get(conn, agent, name))
+
+    async def drop(self, agent: str, name: str) -> None:
+        """It is kept no more, if it was. Raises as `ResponsesFile.do`."""
+        if self._file.exists:
+            with contextlib.suppress(NotFound):
+                await self._file.do(lambda conn: responses.delete(conn, agent, name), then_clean=True)
 
     async def summed(self, agent: str) -> KeptSum:
         """Raises as `ResponsesFile.do`."""
