@@ -97,6 +97,7 @@ from hive.lifecycle.parking import Parking
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
 from hive.lifecycle.signed_loads import LoadApprovals
+from hive.link.background import FromProxyBackground
 from hive.link.helper import Ended
 from hive.link.leases import LeaseHolder
 from hive.link.link import LinkReply, failed

@@ -1,7 +1,7 @@
 """Responses that agents have made in the background: jobs of theirs, as the proxy asks for them (link/background.py).
 
-A job keeps the events of its response; its answer is kept with all other responses of the agent once it is whole. Both go
-with the agent, with the switch of kept responses, and when the agent deletes the response.
+A job keeps the events of its response; its answer is kept with all other responses of the agent once it is whole. Both
+go with the agent, with the switch of kept responses, and when the agent deletes the response.
 """
 
 from __future__ import annotations
@@ -115,11 +115,15 @@ class BackgroundResponses:
             case AskBeginBackground():
                 return await self._begin(message)
             case AskBackground(agent=agent, id=name):
-                return await self._object(await self._found(agent, name))
+                job = await self._found(agent, name)
+                return await self._object(job) if job else await self._kept_one(agent, name)
             case CancelBackground(agent=agent, id=name):
-                return await self._cancel(await self._found(agent, name), agent)
+                job = await self._found(agent, name)
+                return await self._cancel(job, agent) if job else await self._kept_one(agent, name)
             case DropBackground(agent=agent, id=name):
-                await self._drop(await self._found(agent, name), agent)
+                if (job := await self._found(agent, name)) is None:
+                    await self._kept_one(agent, name)
+                await self._drop(job, agent, name)
                 return Done()
             case AskBackgroundEvents():
                 return await self._events(message)
@@ -153,16 +157,19 @@ class BackgroundResponses:
             self._under_way.pop(job, None)
             self._queued.pop(job, None)
 
-    async def _found(self, agent: str, name: str) -> StoredJob:
-        """The job of a response of this agent. Raises NotFound, in the words of one that never was."""
+    async def _found(self, agent: str, name: str) -> StoredJob | None:
+        """The job of a response of this agent; None where there is none (any more)."""
         try:
             job = await self._records.get(job_of(name))
         except NotFound:
-            raise no_such_response(name) from None
+            return None
         plan = job.plan
-        if job.kind != KIND or plan.get("form") != background_jobs.FORM or plan.get("agent") != agent:
-            raise no_such_response(name)
-        return job
+        is_its_own = job.kind == KIND and plan.get("form") == background_jobs.FORM and plan.get("agent") == agent
+        return job if is_its_own else None
+
+    async def _kept_one(self, agent: str, name: str) -> BackgroundIs:
+        """A response whose job is on record no more. Raises NotFound, in the words of one that never was."""
+        return BackgroundIs(id=name, content=await self._kept.response(agent, name))
 
     async def _object(self, job: StoredJob) -> BackgroundIs:
         if job.state is JobState.DONE:
@@ -204,12 +211,13 @@ class BackgroundResponses:
             job = await self._jobs.cancel(job.id, actor=f"agent {self._name_of(agent)}")
         return await self._object(job)
 
-    async def _drop(self, job: StoredJob, agent: str) -> None:
+    async def _drop(self, job: StoredJob | None, agent: str, name: str) -> None:
         actor = f"agent {self._name_of(agent)}"
-        if not job.ended:
-            await self._jobs.cancel(job.id, actor=actor)
-        await self._jobs.release(job.id, actor=actor)
-        await self._kept.drop(agent, response_id(job.id))
+        if job is not None:
+            if not job.ended:
+                await self._jobs.cancel(job.id, actor=actor)
+            await self._jobs.release(job.id, actor=actor)
+        await self._kept.drop(agent, name)
 
     def _name_of(self, agent: str) -> str:
         found = self._agent_of(agent)
@@ -227,15 +235,16 @@ class BackgroundResponses:
 
     async def _events(self, asked: AskBackgroundEvents) -> BackgroundEventsAre:
         job = await self._found(asked.agent, asked.id)
+        if job is None:
+            await self._kept_one(asked.agent, asked.id)
+            raise _no_events(asked.id)
         cursor = self._cursors.pop((asked.agent, asked.id, asked.after), None)
         if cursor is None:
             cursor = EventCursor(await self._before(job), self._jobs.events(job.id, follow=True), asked.after)
         try:
             batch = await cursor.read(asked.most_bytes, asked.wait_s)
         except NotFound:
-            raise BadRequest(
-                f"the events of {asked.id} are kept no more", hint="ask for the response itself, without stream"
-            ) from None
+            raise _no_events(asked.id) from None
         if batch.is_over:
             cursor.close()
         else:
@@ -254,6 +263,10 @@ class BackgroundResponses:
         if self._cursors.get(place) is cursor:
             del self._cursors[place]
             cursor.close()
+
+
+def _no_events(name: str) -> BadRequest:
+    return BadRequest(f"the events of {name} are kept no more", hint="ask for the response itself, without stream")
 
 
 def _is(response: Event) -> BackgroundIs:

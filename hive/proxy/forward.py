@@ -249,6 +249,11 @@ class Exchange:
         return "" if self.entry is None else self.entry.row.id
 
     @property
+    def job(self) -> str:
+        """The model job whose own request it is; empty for all others."""
+        return ""
+
+    @property
     def is_blocked(self) -> bool:
         """Whether its client does not read, so that its answer stands still."""
         return self._blocked
@@ -470,7 +475,7 @@ class Exchange:
         kept_mb = self._path.settings.proxy.responses_kept_mb if stored.is_here else 0
         whole = b"".join(prepared.request.body)
         try:
-            turn = turn_of(whole, most_bytes=kept_mb * MIB)
+            turn = turn_of(whole, most_bytes=kept_mb * MIB, job=self.job)
             storage = TurnStorage(stored, prepared.entry.row.id, self._held, turn, body=whole)
         except HiveError as error:
             self.refuse(error)
@@ -588,7 +593,8 @@ class Exchange:
             return
         gate, queue, endpoint = slot.gate, slot.line, decided.endpoint
         if endpoint.keeps is not None:
-            self._answer_soon(prepared, partial(kept_answers.said_of_kept, self._path, entry, endpoint.keeps, decided))
+            ask = partial(kept_answers.said_of_kept, self._path, entry, endpoint.keeps, decided.target)
+            self._answer_soon(prepared, partial(ask, heartbeat_s=decided.heartbeat_s))
             return
         if self._storage is not None and self._storage.body:
             self._answer_soon(

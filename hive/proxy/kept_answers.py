@@ -13,7 +13,7 @@ from hive.endpoints.pages import MOST_PARAMETERS
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.proxy.background_answers import asks_stream, deleted, said_of_background
 from hive.proxy.background_responses import BackgroundStream
-from hive.proxy.datapath import DataPath, Decided
+from hive.proxy.datapath import DataPath
 from hive.proxy.registry import AgentEntry
 from hive.store.response_items import ID_MAX, PAGE_MOST, PAGE_USUAL, ItemPage
 
@@ -24,17 +24,18 @@ OFF = "Hive keeps no responses here: an operator sets proxy.responses_kept_mb"
 
 
 async def said_of_kept(
-    path: DataPath, entry: AgentEntry, keeps: Keeps, decided: Decided
+    path: DataPath, entry: AgentEntry, keeps: Keeps, target: bytes, *, heartbeat_s: float = 0.0
 ) -> OwnAnswer | BackgroundStream:
-    """The answer to a request of this agent. Raises NotFound, BadRequest, Saturated."""
-    name, query = id_in(decided.target), _query(decided.target)
+    """The answer to a request of this agent. `heartbeat_s`: between signs of life in a stream, 0 for none. Raises
+    NotFound, BadRequest, Saturated."""
+    name, query = id_in(target), _query(target)
     if not path.settings.proxy.responses_kept_mb:
         raise NotFound(f"Response with id '{name}' not found.", hint=OFF)
     if path.stored is None:
         raise Saturated("what is kept of responses cannot be read now", retry_after_s=5)
     agent, stored = entry.row.id, path.stored
     if job_of(name) and keeps is not Keeps.ITEMS:
-        said = await said_of_background(path, entry, keeps, name, query, decided.heartbeat_s)
+        said = await said_of_background(path, entry, keeps, name, query, heartbeat_s)
         if isinstance(said, OwnAnswer):
             _check_long(path, entry, said)
         return said

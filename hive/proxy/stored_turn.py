@@ -14,6 +14,7 @@ from hive.bodies.body import Asked
 from hive.dialects.openai_responses import as_stored, asks_to_store, with_items
 from hive.dialects.openai_responses_answers import response_id
 from hive.dialects.openai_responses_background import BackgroundAsked
+from hive.errors import BadRequest
 from hive.proxy.answer import Answer
 from hive.proxy.refusals import no_room_for_bodies
 from hive.proxy.stored_responses import StoredResponses
@@ -49,8 +50,9 @@ class StoredTurn(NamedTuple):
         return self._replace(rest=b"", references=[], asked=asked)
 
 
-def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
-    """The turn that a body asks for. Input longer than may be kept of an agent is not to be kept. Raises BadRequest.
+def turn_of(body: bytes, *, most_bytes: int, job: str = "") -> StoredTurn:
+    """The turn that a body asks for. Input longer than may be kept of an agent is not to be kept. `job`: the model job
+    that sent it. Raises BadRequest.
 
     >>> turn_of(b'{"input":[{"type":"item_reference","id":"msg_1"}],"previous_response_id":"r"}', most_bytes=99)[2:5]
     (['msg_1'], True, b'{}')
@@ -58,6 +60,8 @@ def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
     (False, False)
     """
     stored = asks_to_store(body)
+    if stored.background is not None and stored.background.job != job:
+        raise BadRequest("background: Input should be true or false")
     found = references_in(stored.items) if stored.may_refer else []
     names = list(dict.fromkeys(name[:ID_MAX] for name in found))
     is_kept = stored.store and len(stored.items) <= most_bytes
