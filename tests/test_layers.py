@@ -75,7 +75,9 @@ ALLOWED: dict[str, set[str]] = {
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     **dict.fromkeys(
         ("lifecycle.model_jobs", "lifecycle.job_runs", "lifecycle.job_output"),
-        LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"},
+        LEAVES
+        | DAEMON_PARTS
+        | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"},
     ),
     "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
