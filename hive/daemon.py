@@ -88,6 +88,7 @@ from hive.host.process import identify
 from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapters import Adapters
+from hive.lifecycle.background_responses import BackgroundResponses
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -304,6 +305,15 @@ class Daemon:
             executor=executor,
             proxy_link=self._proxy_link,
         )
+        self._background = BackgroundResponses(
+            self._model_jobs,
+            self._jobs,
+            self._database,
+            self._responses,
+            agent_of=self._agent_of,
+            is_kept=lambda: bool(self.effects.settings.proxy.responses_kept_mb),
+        )
+        self._responses.in_background = self._background
         self._governor = Governor(
             rules,
             installed=paths.apart,
@@ -1031,6 +1041,10 @@ class Daemon:
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
+
+    def _agent_of(self, agent: str) -> Agent | None:
+        life = self.roster.get(agent)
+        return None if life is None else life.agent
 
     def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
         self._background.hear(message, reply)

@@ -152,7 +152,7 @@ class ResponseRun:
             async with access.asking("POST", RESPONSES, self._body, {"Accept": "text/event-stream"}) as call:
                 return await self._take_all(call)
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            why = f"nobody listens at {access.entry}: {error.strerror}"
+            why = f"nobody listens at {access.socket}: {error.strerror}"
             raise ServerUnreachable(FailReason.CONNECT_FAILED, why) from None
         except (OSError, CallFailed) as error:
             raise AnswerFailed(FailReason.STREAM_INCOMPLETE, f"the proxy broke off its answer: {error}") from None

@@ -94,10 +94,9 @@ class BackgroundResponses:
         """All of a removed agent's are ended and gone when this returns; what fails is logged."""
         await self._release_all(lambda conn: background_jobs.of_agent(conn, agent))
 
-    async def settings_changed(self) -> None:
-        """Where nothing is kept any more, what is under way ends, and all of it goes."""
-        if not self._is_kept():
-            await self._release_all(background_jobs.of_all)
+    async def forget_all(self) -> None:
+        """What is under way ends, and all of it goes; what fails is logged."""
+        await self._release_all(background_jobs.of_all)
 
     # what the proxy asks ----------------------------------------------------------------------------------------------
 

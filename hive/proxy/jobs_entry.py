@@ -92,6 +92,10 @@ class JobExchange(Exchange):
         self._row = row
         super().__init__(path, connection)
 
+    @property
+    def job(self) -> str:
+        return self._row.job
+
     def _prepare(self, request: Request) -> Prepared:
         return self._decide(request)
 
