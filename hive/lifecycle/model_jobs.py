@@ -199,6 +199,8 @@ class ModelJobs:
             changed = None if run is None else run.changed
             events = await asyncio.to_thread(reader.read)
             for event in events:
+                if event.event == ENDED and run is not None:
+                    await run.ended.wait()  # whoever hears of the end may ask for the result
                 yield event
                 if event.event == ENDED:
                     return
