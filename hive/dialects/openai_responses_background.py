@@ -40,7 +40,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 
 
 class BackgroundAsked(msgspec.Struct, frozen=True):
-    """What a body's `background` asks for. `job`: the job whose own request it is, empty for a client's; `created_at`:
+    """The wish in a body's `background`. `job`: the job whose own request it is, empty for a client's; `created_at`:
     when the client's came, in Unix seconds."""
 
     job: str = ""
@@ -48,7 +48,7 @@ class BackgroundAsked(msgspec.Struct, frozen=True):
 
 
 def background_of(raw: Raw) -> BackgroundAsked | None:
-    """What the field asks for; None for nothing. Raises BadRequest.
+    """The wish in the field; None for none. Raises BadRequest.
 
     >>> background_of(Raw(b"true")), background_of(Raw(b"null"))
     (BackgroundAsked(job='', created_at=0), None)

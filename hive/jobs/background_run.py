@@ -228,7 +228,7 @@ def text_of(output: Sequence[Mapping[str, Any]]) -> str:
 
 
 def turn_of(response: Mapping[str, Any], text: str, finish_reason: str) -> dict[str, Any]:
-    """What a whole answer is on record as."""
+    """The turn as which a whole answer is on record."""
     usage = response.get("usage") or {}
     calls = [
         {"id": item.get("call_id", ""), "name": item.get("name", ""), "arguments": item.get("arguments", "")}

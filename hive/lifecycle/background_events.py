@@ -18,7 +18,7 @@ ENDED, RESPONSE = "ended", "response"
 
 
 def end_fields(state: JobState, code: str, message: str, output: OutputSoFar) -> Event:
-    """What the object of a response says that did not come to its end.
+    """Fields of the object of a response that did not come to its end.
 
     >>> end_fields(JobState.CANCELLED, "", "", OutputSoFar())
     {'status': 'cancelled', 'output': []}
@@ -78,7 +78,7 @@ class EventCursor:
         return await anext(self._events, None)
 
     def _take(self, event: JobEvent) -> bytes:
-        """What the reader is told of an event of the job; empty for what is none of the response's."""
+        """The bytes for the reader of an event of the job; empty for what is none of the response's."""
         if event.event == RESPONSE:
             self._output.take(event.data)
             self._is_over = self._output.end is not None

@@ -95,7 +95,7 @@ class BackgroundResponses:
         await self._release_all(lambda conn: background_jobs.of_agent(conn, agent))
 
     async def forget_all(self) -> None:
-        """What is under way ends, and all of it goes; what fails is logged."""
+        """Ends what is under way, and deletes all of it; what fails is logged."""
         await self._release_all(background_jobs.of_all)
 
     # what the proxy asks ----------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class BackgroundResponses:
         return named(body["response"] if body else {}, job.id)
 
     async def _output(self, job: StoredJob) -> OutputSoFar:
-        """What is recorded of it, nothing where that is kept no more."""
+        """The recorded part of it, nothing where that is kept no more."""
         output = OutputSoFar()
         with suppress(NotFound):
             async for event in self._jobs.events(job.id):

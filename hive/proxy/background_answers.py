@@ -9,7 +9,7 @@ from hive.domain import Dialect
 from hive.endpoints.endpoints import Keeps
 from hive.endpoints.lists import OwnAnswer
 from hive.errors import BadRequest, HiveError, Saturated
-from hive.proxy.background_responses import BackgroundResponses, BackgroundStream
+from hive.proxy.background_responses import BackgroundSource, BackgroundStream
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.registry import AgentEntry
 from hive.wire.connection import Connection
@@ -69,7 +69,7 @@ def after_in(query: dict[str, str]) -> int:
 
 
 def _stream(
-    path: DataPath, source: BackgroundResponses, entry: AgentEntry, name: str, after: int, heartbeat_s: float
+    path: DataPath, source: BackgroundSource, entry: AgentEntry, name: str, after: int, heartbeat_s: float
 ) -> BackgroundStream:
     return BackgroundStream(
         source,
@@ -81,7 +81,7 @@ def _stream(
     )
 
 
-def _source(path: DataPath) -> BackgroundResponses:
+def _source(path: DataPath) -> BackgroundSource:
     if path.background is None:
         raise Saturated("what is kept of responses cannot be read now", retry_after_s=5)
     return path.background

@@ -36,7 +36,7 @@ AGAIN_S = 0.5
 """Between attempts to ask a daemon that is away, which are given up after `AWAY_S`."""
 
 
-class BackgroundResponses:
+class BackgroundSource:
     """`link`: the live link to the daemon; it raises LinkLost where there is none.
 
     Every method raises what the daemon refuses, and Saturated where it cannot be asked.
@@ -46,7 +46,7 @@ class BackgroundResponses:
         self._link = link
 
     def __repr__(self) -> str:
-        return "<BackgroundResponses>"
+        return "<BackgroundSource>"
 
     async def begin(self, agent: str, *, model: str, request: bytes, response: bytes) -> BackgroundIs:
         """Begins the job that makes a response. `request`: the body as it came; `response`: the answer's object without
@@ -83,7 +83,7 @@ class BackgroundStream:
     """
 
     def __init__(
-        self, source: BackgroundResponses, agent: str, name: str, *, after: int, beat_s: float, blocked_s: float
+        self, source: BackgroundSource, agent: str, name: str, *, after: int, beat_s: float, blocked_s: float
     ) -> None:
         self.number = after
         self._source = source

@@ -129,7 +129,7 @@ class TurnStorage:
         return self._turn.background is not None
 
     def tag(self, request_id: str) -> str:
-        """What the ids of the response are made of."""
+        """The name that the ids of the response are made of."""
         background = self._turn.background
         return request_id if background is None or not background.job else background.job
 

@@ -44,7 +44,7 @@ JOB = "0123456789ab"
 
 
 def kept() -> bytes:
-    """What the way there keeps of BODY, as of a request that a job makes."""
+    """The facts that the way there keeps of BODY, as of a request that a job makes."""
     rest = asks_to_store(BODY).rest
     sent = ResponsesWay().there(rest[:-1] + b',"input":"hi"}')
     return as_stored(sent.kept, previous="resp_0", store=True, background=BackgroundAsked(JOB, 7))
