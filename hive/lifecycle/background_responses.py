@@ -21,7 +21,7 @@ from hive.control.kept_responses import KeptResponses
 from hive.dialects.openai_responses_answers import response_id
 from hive.dialects.openai_responses_background import Event, OutputSoFar, job_of, named, whole_event
 from hive.domain import Agent, JobState
-from hive.errors import BadRequest, HiveError, NotFound, TooManyRequests
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, Refusal, TooManyRequests
 from hive.jobs.order import JobForm, JobOrder
 from hive.lifecycle.background_events import RESPONSE, EventCursor, end_fields
 from hive.lifecycle.model_jobs import ModelJobs
@@ -49,6 +49,8 @@ log = logging.getLogger("hive.daemon")
 
 OF_ONE_AGENT = 32
 """Responses of one agent that are not made yet: their requests are held until they are asked."""
+KEPT_OF_ONE_AGENT = 100
+"""Jobs of one agent that have ended and whose events can be read; of older ones the answer is left, if it is whole."""
 WATCH_S = 3600.0
 CURSORS_MOST = 256
 CURSOR_S = 60.0
@@ -143,18 +145,24 @@ class BackgroundResponses:
             body={"request": asked.request.decode(), "response": queued},
             agent=agent.id,
         )
-        job = await self._jobs.begin(order, actor=f"agent {agent.name}", agent=agent)
+        try:
+            job = await self._jobs.begin(order, actor=f"agent {agent.name}", agent=agent)
+        except NotPermitted as error:  # it would be too deep
+            raise Refusal(error.message) from None
         self._under_way[job.id], self._queued[job.id] = agent.id, named(queued, job.id)
-        spawn(self._until_ended(job.id), name=f"response of job {job.id}")
+        spawn(self._until_ended(job.id, agent.id), name=f"response of job {job.id}")
         return _is(self._queued[job.id])
 
-    async def _until_ended(self, job: str) -> None:
+    async def _until_ended(self, job: str, agent: str) -> None:
         try:
             while not (await self._records.get(job, wait_s=WATCH_S)).ended:
                 pass
+        except HiveError as error:
+            log.warning("background_not_watched job=%s error=%s", job, error.message)
         finally:
             self._under_way.pop(job, None)
             self._queued.pop(job, None)
+        await self._release_all(lambda conn: background_jobs.ended_of(conn, agent, but_last=KEPT_OF_ONE_AGENT))
 
     async def _found(self, agent: str, name: str) -> StoredJob | None:
         """The job of a response of this agent; None where there is none (any more)."""

@@ -78,6 +78,7 @@ def _stream(
         after=after,
         beat_s=heartbeat_s,
         blocked_s=path.settings.proxy.between_bytes_s,
+        is_leaving=lambda: path.draining,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hive.dialects.errors import heartbeat
 from hive.domain import Dialect
-from hive.errors import BackendTimeout, Saturated
+from hive.errors import RequestTimeout, Saturated
 from hive.link.background import (
     AskBackground,
     AskBackgroundEvents,
@@ -29,7 +29,7 @@ from hive.proxy.stored_responses import ANSWER_S, ask_daemon
 
 EVENTS_MOST_BYTES = 64 * 1024
 """Of one answer about events; a client that does not read holds no more than one."""
-WAIT_S = 20.0
+WAIT_S = 10.0
 """The daemon answers after so long where there is nothing to tell."""
 AWAY_S = 60.0
 AGAIN_S = 0.5
@@ -79,11 +79,20 @@ class BackgroundSource:
 class BackgroundStream:
     """The events of one response on their way to its client. `number`: of the last one that was sent.
 
-    `beat_s`: between signs of life, 0 for none; `blocked_s`: a client may read nothing for so long.
+    `beat_s`: between signs of life, 0 for none; `blocked_s`: a client may read nothing for so long; `is_leaving`:
+    whether the proxy is on its way out, which no stream holds up, as it can be gone on with.
     """
 
     def __init__(
-        self, source: BackgroundSource, agent: str, name: str, *, after: int, beat_s: float, blocked_s: float
+        self,
+        source: BackgroundSource,
+        agent: str,
+        name: str,
+        *,
+        after: int,
+        beat_s: float,
+        blocked_s: float,
+        is_leaving: Callable[[], bool],
     ) -> None:
         self.number = after
         self._source = source
@@ -91,6 +100,7 @@ class BackgroundStream:
         self._name = name
         self._beat_s = beat_s
         self._blocked_s = blocked_s
+        self._is_leaving = is_leaving
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -109,8 +119,11 @@ class BackgroundStream:
         return await self._source.events(self._agent, self._name, after=self.number, wait_s=0.0)
 
     async def relay(self, first: BackgroundEventsAre, write: Callable[[bytes], None]) -> None:
-        """Writes `first`, and all that comes behind it, to the last event. Raises NotFound where it is deleted
-        meanwhile, Saturated where the daemon does not come back, BackendTimeout for a client that does not read."""
+        """Writes `first`, and all that comes behind it, to the last event.
+
+        Raises NotFound where it is deleted meanwhile, Saturated where the daemon does not come back or the proxy
+        leaves, RequestTimeout for a client that does not read.
+        """
         batch = first
         while True:
             self.number = max(self.number, batch.last)
@@ -118,6 +131,8 @@ class BackgroundStream:
                 write(batch.events)
             if batch.is_over:
                 return
+            if self._is_leaving():
+                raise Saturated("Hive's proxy starts anew: ask for the events behind this one", retry_after_s=1)
             await self._until_read()
             batch = await self._next_batch()
             if not batch.events and not batch.is_over and self._beat_s:
@@ -128,7 +143,7 @@ class BackgroundStream:
             async with asyncio.timeout(self._blocked_s):
                 await self._may_write.wait()
         except TimeoutError:
-            raise BackendTimeout(f"the client read nothing for {self._blocked_s:g} s") from None
+            raise RequestTimeout(f"the client read nothing for {self._blocked_s:g} s") from None
 
     async def _next_batch(self) -> BackgroundEventsAre:
         away_since: float | None = None

@@ -216,6 +216,8 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
+        if self._relayed is not None:
+            return "streaming"
         if not self.queued_at:
             return "uploading" if self._pending is None else "reading"
         if not self.sent_at:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from hive.errors import BadRequest, HiveError, LinkLost, NotFound, PreviousNotFound, Saturated, TooManyRequests
+from hive.errors import HiveError, LinkLost, NotFound, PreviousNotFound, Refusal, Saturated
 from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
@@ -132,7 +132,7 @@ async def ask_daemon(
     """The daemon's answer about responses. Raises what it refuses, and Saturated where it cannot be asked."""
     try:
         return await link().ask(question, answer, timeout_s=timeout_s)
-    except (NotFound, BadRequest, TooManyRequests):
+    except Refusal:
         raise
     except LinkLost:
         raise Saturated("what is kept of responses cannot be read: Hive's daemon is away", retry_after_s=1) from None
