@@ -203,7 +203,7 @@ class ResponseRun:
             told = response.get("error") or {}
             return failed(str(self._error.get("code") or SERVER_ERROR), str(told.get("message", "")), text)
         is_cut = response["status"] == "incomplete"
-        await self._telling.say("turn", turn_of(response, text, "length" if is_cut else "stop"))
+        await self._telling.say("turn", turn_of(response, "length" if is_cut else "stop"))
         return completed(text, "length" if is_cut else "stop")
 
     async def _fail(self, error: AnswerFailed) -> JobEnding:
@@ -227,20 +227,17 @@ def text_of(output: Sequence[Mapping[str, Any]]) -> str:
     return "".join(part.get("text", "") for part in parts if part.get("type") == "output_text")
 
 
-def turn_of(response: Mapping[str, Any], text: str, finish_reason: str) -> dict[str, Any]:
-    """The turn as which a whole answer is on record."""
+def turn_of(response: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
+    """The turn as which an answer is on record: what it cost. What it says is kept with all other responses, not in the
+    database that is in each backup.
+
+    >>> turn_of({"usage": {"input_tokens": 3, "output_tokens": 2}}, "stop")["tokens_out"]
+    2
+    """
     usage = response.get("usage") or {}
-    calls = [
-        {"id": item.get("call_id", ""), "name": item.get("name", ""), "arguments": item.get("arguments", "")}
-        for item in response.get("output", ())
-        if item.get("type") == "function_call"
-    ]
     return {
         "turn": 1,
-        "answer": text,
-        "thinking": "",
         "finish_reason": finish_reason,
-        "calls": calls,
         "tokens_in": usage.get("input_tokens"),
         "tokens_out": usage.get("output_tokens"),
         "tokens_cached": (usage.get("input_tokens_details") or {}).get("cached_tokens"),

@@ -142,7 +142,7 @@ async def test_it_asks_as_a_stream_with_its_name_and_records_what_comes(tmp_path
     }
     assert (ran.ending.state, ran.ending.answer, ran.ending.reason) == (JobState.DONE, "Hello", "")
     [turn] = [word.data for word in ran.words if word.event == "turn"]
-    assert (turn["answer"], turn["tokens_in"], turn["tokens_out"], turn["tokens_cached"]) == ("Hello", 3, 2, 1)
+    assert turn == {"turn": 1, "finish_reason": "stop", "tokens_in": 3, "tokens_out": 2, "tokens_cached": 1}
 
 
 async def test_pieces_may_be_cut_anywhere(tmp_path: Path) -> None:
