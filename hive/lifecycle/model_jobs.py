@@ -63,6 +63,7 @@ DEEPEST = 3
 STOPPED_S = 5.0
 """Longest wait for the last words of a job that is cancelled."""
 GRANTED_S = 2.0
+MIB = 1024 * 1024
 WORKER_RESTARTED = "worker_restarted"
 CANCELLED = "cancelled"
 
@@ -415,7 +416,7 @@ class ModelJobs:
             log.warning("jobs_not_pruned error=%s", error.message)
             return
         lost = sizes.keys() - set(known) - self._runs.keys()
-        left = sum(sizes.values()) - self._settings().kept_mb * 1024 * 1024
+        left = sum(sizes.values()) - self._settings().kept_mb * MIB
         goes = list(lost)
         for job in known:
             if left <= 0:
@@ -468,7 +469,7 @@ class ModelJobs:
         async with run.writing:
             if run.is_ended:
                 raise NotFound("the job has ended")
-            limit = self._settings().output_max_mb * 1024 * 1024
+            limit = self._settings().output_max_mb * MIB
             await asyncio.to_thread(output.append, rows.lines, limit=limit)
             if (write := rows.write) is not None:
                 await self._database.write(lambda conn: write(conn, run.id))
