@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
-    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
+    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit", "jobs.order"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
     "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
