@@ -25,8 +25,9 @@ from hive.audit.shielded import waited_for
 from hive.control import views
 from hive.domain import Band, Role
 from hive.errors import NotFound
-from hive.jobs.order import ITERATIONS_MAX, TOOLS_MAX, JobEvent, JobOrder
+from hive.jobs.order import ITERATIONS_MAX, JobEvent, JobOrder
 from hive.jobs.order import NAME_MAX as JOB_NAME_MAX
+from hive.jobs.tool_specs import SPECS_MAX
 from hive.shapes.jobs import JobOutputEvent, JobResult, ReleasedJob
 from hive.shapes.system import Job, JobList, JobStatus
 from hive.store.job_turns import KIND as TASK
@@ -66,8 +67,8 @@ class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(max_length=NAME_MAX, description="Empty: that of the agent.")] = ""
     prompt: str = ""
     system: str = ""
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] = []
-    exit_tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=SPECS_MAX)] = []
+    exit_tools: Annotated[list[dict[str, Any]], Meta(max_length=SPECS_MAX)] | None = None
     stop_on_decision_request: bool = True
     params: dict[str, Any] = {}
     bios: Literal["one_message", "messages", "off"] = "one_message"
