@@ -85,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker": LEAVES | {"host", "backends", "dialects"},
     "jobs": LEAVES | {"worker"},
     **dict.fromkeys(
-        ("jobs.process", "jobs.access", "jobs.telling", "jobs.model_run"),
+        ("jobs.process", "jobs.access", "jobs.telling", "jobs.model_run", "jobs.agent_tools", "jobs.inside_streams"),
         LEAVES | {"worker", "jobs", "link", "host", "dialects"},  # of the process of model jobs
     ),
     "jobs.wiring": LEAVES | {"worker", "jobs", "backends.command_line", "host.cgroup"},  # types of what it passes on
