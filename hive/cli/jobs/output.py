@@ -12,8 +12,8 @@ from hive.cli.following import LOOK_S, looked_at
 from hive.cli.text import harmless, number, one_line
 from hive.errors import DependencyDown
 
-RESULT_SHOWN = 200
-"""Characters of a tool's result; the whole of it is in the result of the job."""
+SHOWN = 300
+"""Characters of arguments and results; with --json, and in the result of the job, there is the whole of them."""
 DELTA = "response.output_text.delta"
 """Event of the Responses API that has a piece of the answer."""
 
@@ -94,9 +94,9 @@ def line_of(event: Answer) -> str:
     data = event["data"]
     match event["event"]:
         case "tool_call":
-            return one_line(f"-> {data['name']} {_as_text(data['arguments'])}")
+            return f"-> {one_line(data['name'])} {_short(_as_text(data['arguments']))}"
         case "tool_result":
-            return f"<- {one_line(data['name'])}: {_short(_as_text(data['result']))}"
+            return f"<- {one_line(data['name'] or 'no call')}: {_short(_as_text(data['result']))}"
         case "signal":
             return "!! " + signal_line(data)
         case "ended":
@@ -110,7 +110,7 @@ def signal_line(signal: Answer) -> str:
     'POLICY_RISK {"risk": "harm"}, which ended the job'
     """
     ends = ", which ended the job" if signal.get("has_ended") else ""
-    return one_line(f"{signal['name']} {_as_text(signal['arguments'])}{ends}")
+    return f"{one_line(signal['name'])} {_short(_as_text(signal['arguments']))}{ends}"
 
 
 def tokens_line(usage: Answer) -> str:
@@ -128,5 +128,5 @@ def _as_text(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    shown = one_line(text[: RESULT_SHOWN + 1])
-    return shown if len(text) <= RESULT_SHOWN else f"{shown[:RESULT_SHOWN]}… ({number(len(text))} characters)"
+    shown = one_line(text[: SHOWN + 1])
+    return shown if len(text) <= SHOWN else f"{shown[:SHOWN]}… ({number(len(text))} characters)"

@@ -25,7 +25,7 @@ def run(
     call: CommandCall,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called in lists.")],
     prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]", help="With what stdin has before it.", show_default=False)
+        list[str] | None, typer.Argument(metavar="PROMPT", help="With what stdin has before it.", show_default=False)
     ] = None,
     model: Annotated[
         str,
@@ -158,14 +158,15 @@ def _follow(call: CommandCall, job: Answer) -> None:
 
 def _wait(call: CommandCall, job: Answer) -> None:
     """Prints the answer, once it is there. Raises what the job ended with."""
-    try:
-        job = waited(call, job, goes_on=goes_on(job["id"]))
-        check_ended(call, job)
-    except HiveError as error:
-        error.hint = error.hint or f"hive job result {job['id']} prints what there was by then"
-        raise
+    job = waited(call, job, goes_on=goes_on(job["id"]))
     result = call.client.get(f"/api/jobs/{job['id']}/result")
     tell_signals(call, result)
+    try:
+        check_ended(call, job)
+    except HiveError as error:
+        there_is = f"hive job result {job['id']} prints what there is" if result["answer"] else ""
+        error.hint = error.hint or there_is
+        raise
     call.show("job.run", result, lambda: harmless(result["answer"]))
 
 
@@ -177,7 +178,9 @@ def goes_on(job: str) -> str:
 def check_ended(call: CommandCall, job: Answer) -> None:
     """Raises the error of a job that failed or was cancelled; says why an answer is incomplete."""
     if job["error"] is not None:
-        raise error_of(job["error"])
+        error = error_of(job["error"])
+        error.hint = error.hint or type(error).hint
+        raise error
     if job["state"] == "cancelled":
         raise Cancelled(f"job {job['id']} was cancelled")
     if job["status"] == "incomplete":
