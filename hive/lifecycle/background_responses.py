@@ -10,9 +10,10 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +22,7 @@ from hive.control.kept_responses import KeptResponses
 from hive.dialects.openai_responses_answers import response_id
 from hive.dialects.openai_responses_background import Event, OutputSoFar, job_of, named, whole_event
 from hive.domain import Agent, JobState
-from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, Refusal, TooManyRequests
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, Refusal, Saturated, TooManyRequests
 from hive.jobs.order import JobForm, JobOrder
 from hive.lifecycle.background_events import RESPONSE, EventCursor, end_fields
 from hive.lifecycle.model_jobs import ModelJobs
@@ -48,7 +49,11 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.daemon")
 
 OF_ONE_AGENT = 32
-"""Responses of one agent that are not made yet: their requests are held until they are asked."""
+"""Responses of one agent that are not made yet."""
+HELD_OF_ONE_BYTES = 16 * 1024 * 1024
+"""Requests of one agent's, which are held until their responses are made."""
+HELD_BYTES = 4 * HELD_OF_ONE_BYTES
+"""Those of all agents together."""
 KEPT_OF_ONE_AGENT = 100
 """Jobs of one agent that have ended and whose events can be read; of older ones the answer is left, if it is whole."""
 WATCH_S = 3600.0
@@ -58,6 +63,13 @@ CURSOR_S = 60.0
 
 Place = tuple[str, str, int]
 """Agent, response, and the number of the last event that was told."""
+
+
+class HeldRequest(NamedTuple):
+    """One whose response is not made yet."""
+
+    agent: str
+    size: int
 
 
 class BackgroundResponses:
@@ -79,8 +91,8 @@ class BackgroundResponses:
         self._kept = kept
         self._agent_of = agent_of
         self._is_kept = is_kept
-        self._under_way: dict[str, str] = {}
-        """Job → its agent, until it has ended."""
+        self._under_way: dict[object, HeldRequest] = {}
+        """By their jobs, until those have ended."""
         self._queued: dict[str, Event] = {}
         """Objects of those under way as they were before they were begun: who polls is not answered from the disk."""
         self._cursors: OrderedDict[Place, EventCursor] = OrderedDict()
@@ -135,8 +147,8 @@ class BackgroundResponses:
             raise NotFound("this agent is there no more")
         if not self._is_kept():
             raise BadRequest("nothing is kept of responses any more", hint="proxy.responses_kept_mb in hive.conf is 0")
-        if Counter(self._under_way.values())[agent.id] >= OF_ONE_AGENT:
-            raise TooManyRequests(f"{OF_ONE_AGENT} responses of this agent are being made in the background already")
+        size = len(asked.request) + len(asked.response)
+        self._check_room(agent.id, size)
         queued: Event = {**msgspec.json.decode(asked.response), "created_at": int(time.time())}
         order = JobOrder(
             name="response",
@@ -145,13 +157,28 @@ class BackgroundResponses:
             body={"request": asked.request.decode(), "response": queued},
             agent=agent.id,
         )
+        place = object()
+        self._under_way[place] = held = HeldRequest(agent.id, size)
         try:
             job = await self._jobs.begin(order, actor=f"agent {agent.name}", agent=agent)
         except NotPermitted as error:  # it would be too deep
             raise Refusal(error.message) from None
-        self._under_way[job.id], self._queued[job.id] = agent.id, named(queued, job.id)
+        finally:
+            del self._under_way[place]
+        self._under_way[job.id], self._queued[job.id] = held, named(queued, job.id)
         spawn(self._until_ended(job.id, agent.id), name=f"response of job {job.id}")
         return _is(self._queued[job.id])
+
+    def _check_room(self, agent: str, size: int) -> None:
+        """Raises TooManyRequests, and Saturated where others have taken the room."""
+        own = [held.size for held in self._under_way.values() if held.agent == agent]
+        if len(own) >= OF_ONE_AGENT or sum(own) + size > HELD_OF_ONE_BYTES:
+            raise TooManyRequests(
+                f"{len(own)} responses of this agent are being made in the background, with requests of {sum(own)}"
+                f" bytes; {OF_ONE_AGENT} and {HELD_OF_ONE_BYTES} bytes are the most"
+            )
+        if sum(held.size for held in self._under_way.values()) + size > HELD_BYTES:
+            raise Saturated("too much waits to be made in the background", retry_after_s=5)
 
     async def _until_ended(self, job: str, agent: str) -> None:
         try:

@@ -112,7 +112,7 @@ class TurnStorage:
         self._stored = stored
         self._agent = agent
         self._held = held
-        self._turn = turn if turn.rest else turn.as_held()
+        self._turn = turn if turn.names_stored or turn.background is not None else turn.as_held()
         self._is_kept = False
 
     def __repr__(self) -> str:

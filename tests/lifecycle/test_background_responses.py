@@ -107,8 +107,14 @@ async def test_one_agent_has_so_many_at_a_time(
         with held(llama_server_on_socket):
             begun = [await begin(client) for _ in range(2)]
             refused = await client.post("/responses", json=SHORT)
-            assert (refused.status_code, "2 responses of this agent" in refused.text) == (429, True)
+            assert (refused.status_code, "2 responses of this agent are being made" in refused.text) == (429, True)
             await begin(other)
+            monkeypatch.setattr(background_responses, "HELD_OF_ONE_BYTES", 10_000)
+            refused = await other.post("/responses", json={**SHORT, "input": "x" * 10_000})
+            assert (refused.status_code, "10000 bytes are the most" in refused.text) == (429, True)
+            monkeypatch.setattr(background_responses, "HELD_BYTES", 1000)
+            assert (await other.post("/responses", json=SHORT)).status_code == 503
+        monkeypatch.setattr(background_responses, "HELD_BYTES", 100_000)
         for one in begun:
             assert await ended(box, one) is JobState.DONE
         await begin(client)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -366,10 +365,8 @@ async def test_an_old_client_has_it_to_the_end_of_the_connection(tmp_path: Path)
 async def test_signs_of_life_come_to_who_wants_them(tmp_path: Path) -> None:
     async with working(tmp_path, heartbeat_s=1.0) as (proxy, _, jobs):
         stream = await Stream.begin(proxy, streams())
-        begun_at = time.monotonic()
         rest = spawn(stream.types(), name="reads")
         await until(lambda: stream.comments > 0)
-        assert time.monotonic() - begun_at > 0.5
         jobs.say("response.completed", response={"status": "completed"})
         assert await rest == ["response.created", "response.queued", "response.completed"]
 
