@@ -65,7 +65,8 @@ def test_memory_that_others_took_between_decision_and_load_costs_one_more_try(bo
         other.order("free")
         thread.join(120)
     told(test="memory gone", detail=failed["detail"], why=slot["why"], error=slot["last_error"],
-         answer=answers[0]._asdict(), charged_before_mb=before // MIB, charged_then_mb=box.slot("beta")["need_bytes"] // MIB)  # fmt: skip
+         answer=answers[0]._asdict(), charged_before_mb=before // MIB,
+         charged_then_mb=box.slot("beta")["need_bytes"] // MIB)  # fmt: skip
     print(box.hive.log[-3000:])
     assert answers[0].is_whole, answers
     assert len(acts(box, "model.load_failed")) == 1, "the second try went well"
@@ -97,7 +98,8 @@ def test_a_server_killed_while_it_loads_leaves_no_memory_in_the_books(box: GpuBo
     box.until_books_hold()
     account = box.account()
     told(test="killed mid-load", used_before_mb=empty, used_mb=box.card.used_mb,
-         foreign_mb=account["foreign_bytes"] // MIB, free_mb=account["free_bytes"] // MIB, slot=box.slot("beta"))  # fmt: skip
+         foreign_mb=account["foreign_bytes"] // MIB, free_mb=account["free_bytes"] // MIB,
+         slot=box.slot("beta"))  # fmt: skip
     assert box.card.used_mb <= empty + 64
     assert box.load("beta")["failures"] == 0
     box.until_books_hold()
