@@ -10,7 +10,6 @@ import logging
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hive.adapters.directory import AdapterDirectory
@@ -21,7 +20,15 @@ from hive.backends.entries import adapter_entries
 from hive.backends.vllm import adapters_at, load_adapter, unload_adapter
 from hive.control.active_backend import Active
 from hive.domain import Band
-from hive.errors import AdapterMismatch, BackendDown, DependencyDown, HiveError, NotSupported, WrongState
+from hive.errors import (
+    AdapterMismatch,
+    BackendDown,
+    DependencyDown,
+    HiveError,
+    NotSupported,
+    SignatureMismatch,
+    WrongState,
+)
 from hive.link.proxy_link import ProxyGates
 from hive.pool.state import Demand, SlotState
 from hive.pooling.pooled_slot import HELD, PooledSlot
@@ -160,10 +167,12 @@ class SharedAdapters:
             if isinstance(gone, HiveError):
                 log.warning("adapter_not_unloaded name=%s error=%s", place.engine, gone.message)
 
-    async def fill(self, slot: str, control: BackendControl, wanted: dict[str, Path], keep: frozenset[str]) -> None:
-        """A server was started, or is looked at for the first time: it gets what it is to have (engine name -> path),
-        and loses what Hive loaded and does not want, but `keep`. One that it refuses is left out; the rest serves. Does
-        no more than look where all is there."""
+    async def fill(
+        self, slot: str, control: BackendControl, wanted: dict[str, AdapterRecord], keep: frozenset[str]
+    ) -> None:
+        """A server was started, or is looked at for the first time: it gets what it is to have, by engine name, and
+        loses what Hive loaded and does not want, but `keep`. One that it refuses, or whose files are changed, is left
+        out; the rest serves. Does no more than look where all is there."""
         async with self._lock(slot):
             listed = await outcome_of(control.converse(adapters_at))
             if isinstance(listed, HiveError):
@@ -174,9 +183,8 @@ class SharedAdapters:
                 await outcome_of(control.converse(partial(unload_adapter, name=engine)))
                 log.info("adapter_left_over name=%s slot=%s", engine, slot)
             for engine in sorted(wanted.keys() - listed):
-                path = str(wanted[engine])
-                came = await outcome_of(control.converse(partial(load_adapter, name=engine, path=path)))
-                if isinstance(came, AdapterMismatch | NotSupported):
+                came = await outcome_of(self._load_again(control, engine, wanted[engine]))
+                if isinstance(came, AdapterMismatch | NotSupported | SignatureMismatch):
                     log.error("adapter_not_restored name=%s error=%s", engine, came.message)
                     self.errors[engine] = came.message
                 elif isinstance(came, HiveError):
@@ -184,6 +192,11 @@ class SharedAdapters:
                 else:
                     there.add(engine)
                     self.errors.pop(engine, None)
+
+    async def _load_again(self, control: BackendControl, engine: str, record: AdapterRecord) -> None:
+        """Its files lay on the disk meanwhile: they are hashed. Raises SignatureMismatch, and what the server says."""
+        await asyncio.to_thread(self._directory.check, record)
+        await control.converse(partial(load_adapter, name=engine, path=str(self._directory.path(record))))
 
     def _lock(self, slot: str) -> asyncio.Lock:
         return self._locks.setdefault(slot, asyncio.Lock())

@@ -446,7 +446,7 @@ class Adapters:
         for row in self._rows.values():
             place, record = self._placed(row), self._records.get((row.name, row.digest))
             if place is not None and place.slot == slot and record is not None:
-                wanted[place.engine] = self._directory.path(record)
+                wanted[place.engine] = record
         await self._shared.fill(slot, control, wanted, frozenset({*self._coming, *self._leaving}))
         self.tell()
 

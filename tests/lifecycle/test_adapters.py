@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +36,7 @@ from hive.settings.pool import ModelRow, slot_id
 from hive.store import adapters as store
 from hive.store.adapters import StoredAdapter
 from hive.tasks import spawn
+from tests.adapters.installed import install_weights
 from tests.pooling.pool_world import PlayedProxy, PoolWorld
 
 BASE = "tiny"
@@ -135,25 +135,7 @@ class AdapterWorld:
         self.pools.database.close()
 
     def install(self, name: str, weights: bytes = b"one", *, is_gguf: bool = True, key: str = "") -> AdapterRecord:
-        file = "a.gguf" if is_gguf else "adapter_model.safetensors"
-        files = (AdapterFile(file, len(weights), hashlib.sha256(weights).hexdigest()),)
-        count = len(self.directory.records())
-        record = AdapterRecord(
-            name=name,
-            digest=digest_of(files),
-            base=BASE,
-            format=GGUF if is_gguf else SAFETENSORS,
-            rank=8,
-            bytes=3 << 20,
-            files=files,
-            signature=UNSIGNED,
-            key_id=key,
-            installed_at=float(count),
-        )
-        with self.directory.workplace() as work:
-            (work / file).write_bytes(weights)
-            self.directory.put(work, record)
-        return record
+        return install_weights(self.directory, name, BASE, weights, is_gguf=is_gguf, key=key)
 
     @property
     def route(self) -> AdapterRoute:
