@@ -22,6 +22,7 @@ from hive.errors import (
     AdapterNotLoaded,
     DependencyDown,
     ModelNotFound,
+    NotFound,
     NotSupported,
     SignatureUnverifiable,
     StoreFull,
@@ -347,6 +348,14 @@ async def test_two_loads_of_a_name_end_one_after_the_other(world: AdapterWorld) 
     await asyncio.gather(*(world.adapters.load("red", record.digest, cause="ann") for record in (old, new, old)))
     await until(lambda: world.slot_names() == sorted([BASE, old.engine_name]))
     assert world.route.at_server == old.engine_name
+
+
+async def test_an_order_for_a_model_that_is_an_adapter_says_so(world: AdapterWorld) -> None:
+    world.install("red")
+    await world.adapters.load("red", cause="ann")
+    with pytest.raises(NotFound, match="red is an adapter") as refused:
+        world.pools.pool.find("red")
+    assert refused.value.hint == "hive adapter show red"
 
 
 async def test_what_is_not_installed_is_not_found(world: AdapterWorld) -> None:
