@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -25,6 +26,7 @@ from hive.errors import (
     BackendDown,
     DependencyDown,
     HiveError,
+    NotPermitted,
     NotSupported,
     SignatureMismatch,
     WrongState,
@@ -114,11 +116,19 @@ class SharedAdapters:
     """Adapters at servers that hold several: vLLM, of the pool or in use. Its names carry digests, because it never
     frees what it was told to unload, and would answer from another adapter's cache under the same name."""
 
-    def __init__(self, pool: ModelPool, active: Active, proxy_link: ProxyGates, directory: AdapterDirectory) -> None:
+    def __init__(
+        self,
+        pool: ModelPool,
+        active: Active,
+        proxy_link: ProxyGates,
+        directory: AdapterDirectory,
+        why_not_approved: Callable[[str, str], str],
+    ) -> None:
         self._pool = pool
         self._active = active
         self._proxy_link = proxy_link
         self._directory = directory
+        self._why_not_approved = why_not_approved
         self._locks: dict[str, asyncio.Lock] = {}
         self._there: dict[str, set[str]] = {}
         """By slot: the engine names that its server of now has."""
@@ -171,8 +181,9 @@ class SharedAdapters:
         self, slot: str, control: BackendControl, wanted: dict[str, AdapterRecord], keep: frozenset[str]
     ) -> None:
         """A server was started, or is looked at for the first time: it gets what it is to have, by engine name, and
-        loses what Hive loaded and does not want, but `keep`. One that it refuses, or whose files are changed, is left
-        out; the rest serves. Does no more than look where all is there."""
+        loses what Hive loaded and does not want, but `keep`. One that it refuses, whose files are changed, or that no
+        signed order has loaded where a rule asks for one, is left out; the rest serves. Does no more than look where
+        all is there."""
         async with self._lock(slot):
             listed = await outcome_of(control.converse(adapters_at))
             if isinstance(listed, HiveError):
@@ -184,7 +195,7 @@ class SharedAdapters:
                 log.info("adapter_left_over name=%s slot=%s", engine, slot)
             for engine in sorted(wanted.keys() - listed):
                 came = await outcome_of(self._load_again(control, engine, wanted[engine]))
-                if isinstance(came, AdapterMismatch | NotSupported | SignatureMismatch):
+                if isinstance(came, AdapterMismatch | NotSupported | SignatureMismatch | NotPermitted):
                     log.error("adapter_not_restored name=%s error=%s", engine, came.message)
                     self.errors[engine] = came.message
                 elif isinstance(came, HiveError):
@@ -194,7 +205,10 @@ class SharedAdapters:
                     self.errors.pop(engine, None)
 
     async def _load_again(self, control: BackendControl, engine: str, record: AdapterRecord) -> None:
-        """Its files lay on the disk meanwhile: they are hashed. Raises SignatureMismatch, and what the server says."""
+        """Its files lay on the disk meanwhile: they are hashed. Raises NotPermitted where no order of now has
+        it loaded, SignatureMismatch, and what the server says."""
+        if why := self._why_not_approved(record.name, record.digest):
+            raise NotPermitted(why, hint="hive adapter load --op-token loads it")
         await asyncio.to_thread(self._directory.check, record)
         await control.converse(partial(load_adapter, name=engine, path=str(self._directory.path(record))))
 

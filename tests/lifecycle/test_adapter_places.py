@@ -26,6 +26,10 @@ from tests.proxy.harness import read_request
 ONE, TWO, THREE = (f"red@00000000000{number}" for number in (1, 2, 3))
 
 
+UNSIGNED: dict[str, str] = {}
+"""By digest: why it may not be loaded without a new order."""
+
+
 def weights(tmp_path: Path, content: bytes) -> tuple[AdapterRecord, str]:
     """An installed adapter, and the path that a server is given."""
     directory = AdapterDirectory(tmp_path)
@@ -106,6 +110,7 @@ def shared(tmp_path: Path) -> SharedAdapters:
         cast("Active", nobody),
         cast("ProxyGates", nobody),
         AdapterDirectory(tmp_path),
+        lambda name, digest: UNSIGNED.get(digest, ""),
     )
 
 
@@ -188,3 +193,16 @@ async def test_a_new_server_is_given_nothing_whose_files_were_changed_since_it_w
     await servers.fill("", control(vllm), {ONE: one, TWO: two}, frozenset())
     assert vllm.adapters == {ONE: path, TWO: two_path}
     assert servers.errors == {}
+
+
+async def test_a_new_server_is_not_given_what_no_signed_order_has_loaded(vllm: PlayedVllm, tmp_path: Path) -> None:
+    servers, (one, path) = shared(tmp_path), weights(tmp_path, b"1")
+    UNSIGNED[one.digest] = "ann had red loaded without a signature"
+    try:
+        await servers.fill("", control(vllm), {ONE: one}, frozenset())
+        assert (vllm.adapters, servers.errors) == ({}, {ONE: UNSIGNED[one.digest]})
+        vllm.adapters = {ONE: path}
+        await servers.fill("", control(vllm), {ONE: one}, frozenset())
+        assert vllm.adapters == {ONE: path}, "what is there already stays"
+    finally:
+        UNSIGNED.clear()

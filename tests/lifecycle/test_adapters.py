@@ -103,6 +103,7 @@ class AdapterWorld:
             audit_log=cast("AuditLog", self.pools.audit),
             settings=lambda: self.pools.settings,
             check=self._check,
+            why_not_approved=lambda *_: "",
         )
 
     def _check(self, record: AdapterRecord) -> None:
