@@ -414,6 +414,7 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             parking=self._parking,
+            served_as=self._adapters.served_as,
         )
         self._adapter_orders = AdapterOrders(
             directory=adapters,

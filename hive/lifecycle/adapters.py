@@ -153,6 +153,15 @@ class Adapters:
             found[row.name] = model, self._state(row)[0] == READY
         return found
 
+    def served_as(self, name: str) -> str:
+        """The model under which a server keeps prompts of a loaded adapter: its own server's, or its base where that
+        has several. Any other name stays as it is."""
+        row = next((row for row in self._rows.values() if spelled(row.name) == spelled(name)), None)
+        place = None if row is None or spelled(name) in self._taken() else self._placed(row)
+        if row is None or place is None:
+            return name
+        return place.engine if place.is_own else row.base
+
     def _view(self, row: StoredAdapter) -> LoadedAdapter:
         place, (state, why) = self._placed(row), self._state(row)
         slot = None if place is None else self._pool.slots.get(place.slot)

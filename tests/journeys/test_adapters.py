@@ -200,6 +200,20 @@ def test_a_killed_server_of_an_adapter_is_started_again_for_the_next_request(
     assert answer.text.split() == [made.word] * 3
 
 
+def test_a_flush_of_an_adapter_is_of_what_its_server_keeps(
+    hive: Stack, alice: WordAsker, base: Path, tmp_path: Path
+) -> None:
+    load(hive, "red", install(hive, adapter(base, tmp_path, 1), "red", BASE))
+    for name in ("red", BASE):
+        alice.cached(name)
+        assert alice.cached(name) > 50
+    told = hive.post("/api/cache/flush", {"scope": "model", "model": "red"})
+    assert told["flushed"]
+    assert told["entries_removed"] >= 1
+    assert alice.cached("red") == 0
+    assert alice.cached(BASE) > 50, "its base is another server's"
+
+
 def test_a_server_is_not_started_again_with_files_that_were_changed_meanwhile(
     hive: Stack, alice: WordAsker, base: Path, tmp_path: Path
 ) -> None:
