@@ -28,7 +28,7 @@ MODELS = "HIVE_GPU_MODELS"
 
 @cache
 def missing() -> str:
-    """Why the tests of a GPU cannot run here; empty if they can."""
+    """Answers why the tests of a GPU cannot run here; empty if they can."""
     seen = Nvml().look()
     if not seen.gpus:
         return f"no GPU: {seen.why_not}"

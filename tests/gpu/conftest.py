@@ -1,4 +1,4 @@
-"""What all tests of a GPU share: the card, and models in its size."""
+"""Fixtures of all tests of a GPU: the card, and models in its size."""
 
 from __future__ import annotations
 

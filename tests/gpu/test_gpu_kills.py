@@ -1,4 +1,4 @@
-"""What goes wrong on a real GPU: its memory is gone when a load needs it, servers and the daemon are killed."""
+"""Faults on a real GPU: its memory is gone when a load needs it, servers and the daemon are killed."""
 
 from __future__ import annotations
 
