@@ -179,10 +179,12 @@ class McpServer:
             await self._ended()
 
     async def _ended(self) -> None:
-        task, self._task, self._client = self._task, None, None
+        task, self._task, client, self._client = self._task, None, self._client, None
         self._stop.set()
         if task is None:
             return
+        if client is None:
+            task.cancel()  # it is not open yet, and may never be
         await asyncio.wait([task], timeout=CLOSING_S)
         if not task.done():
             task.cancel()

@@ -7,6 +7,7 @@ an order that names an MCP server.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from mcp_types.jsonrpc import jsonrpc_message_adapter
 from hive.errors import HiveError
 from hive.jobs.access import JOB_FIELD, JobAccess
 from hive.jobs.inside_streams import InsideStreams
-from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, Flooded, MessageSieve, Sifted
+from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, TOO_LONG, UNREADABLE, Flooded, MessageId, MessageSieve, Sifted
 from hive.jobs.tool_specs import McpSpec
 
 ORIGIN = "http://127.0.0.1:1"
@@ -33,7 +34,9 @@ ROOM_BYTES = 64 * 1024 * 1024
 """Messages of all servers together that are not whole yet."""
 OWN_BYTES = 256 * 1024
 """Of them, what each server may have whatever the others do."""
-TOO_LONG = f"the result is longer than {MESSAGE_MAX_BYTES} bytes, and nothing of it was kept"
+
+for name in ("mcp", "client"):  # the package's loggers: their lines hold what servers write
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
@@ -135,14 +138,19 @@ async def _deliver(incoming: Incoming, sifted: Sifted) -> None:
         await incoming.send(_message(sifted))
 
 
-def _message(sifted: Sifted) -> SessionMessage | Exception:
-    if sifted.overlong is not None:
-        error = types.ErrorData(code=types.INTERNAL_ERROR, message=TOO_LONG)
-        return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=sifted.overlong, error=error))
+def _message(sifted: Sifted) -> SessionMessage:
+    if sifted.fault:
+        return _fault(sifted.id, sifted.fault)
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(sifted.message, by_name=False))
-    except ValueError as error:
-        return error
+    except ValueError:
+        return _fault(sifted.id, UNREADABLE)
+
+
+def _fault(id: MessageId | None, why: str) -> SessionMessage:
+    return SessionMessage(
+        types.JSONRPCError(jsonrpc="2.0", id=id, error=types.ErrorData(code=types.INTERNAL_ERROR, message=why))
+    )
 
 
 async def _speak(
