@@ -93,6 +93,7 @@ from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
 from hive.lifecycle.load_tasks import LoadTasks
 from hive.lifecycle.memory_split import MemorySplit
+from hive.lifecycle.model_jobs import ModelJobs
 from hive.lifecycle.parking import Parking
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
@@ -125,6 +126,7 @@ from hive.settings.file import Loaded, SettingOrigin
 from hive.settings.table import Paths, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
+from hive.store.job_turns import KIND as MODEL_JOB
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
 from hive.store.responses_file import ResponsesFile
@@ -291,6 +293,16 @@ class Daemon:
             effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
         )
         self._jobs = Jobs(self._database, self._audit_log)
+        self._model_jobs = ModelJobs(
+            paths,
+            settings=lambda: self.effects.settings.jobs,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+            roster=self.roster,
+            executor=executor,
+            proxy_link=self._proxy_link,
+        )
         self._governor = Governor(
             rules,
             installed=paths.apart,
@@ -447,6 +459,8 @@ class Daemon:
         self._loads_left = recorded.loads
         tasks = {load.job for load in recorded.loads}
         self._given_up = [job for job in recorded.jobs if job not in switches and job.id not in tasks]
+        self._model_jobs_left = [job for job in self._given_up if job.kind == MODEL_JOB]
+        self._given_up = [job for job in self._given_up if job.kind != MODEL_JOB]
 
         self.services = self._services(
             isolation=isolation,
@@ -542,6 +556,7 @@ class Daemon:
             active=self._active,
             switcher=self._switcher,
             jobs=self._jobs,
+            model_jobs=self._model_jobs,
             models=self._models,
             pool=orders,
             deployments=self._deployments,
@@ -718,6 +733,7 @@ class Daemon:
         self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
+        await self._model_jobs.recover(self._model_jobs_left)
         await self._load_tasks.forsake()
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
@@ -784,6 +800,7 @@ class Daemon:
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
         self.services.runner.is_stopping = True
+        await self._model_jobs.close()
         await self._pool.close()  # before anything that takes time: the models may be ending, too
         await self._ollama.close()
         api, self._api = self._api, None
@@ -934,6 +951,7 @@ class Daemon:
         self._pool.proxy_here()
         self._parking.proxy_here()
         self._tell_tokens()
+        self._model_jobs.proxy_here()
         self._load_approvals.tell(again=True)
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")

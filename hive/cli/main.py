@@ -436,10 +436,11 @@ Examples:
             "run_backend:run_backend", "Becomes the inference server that hive.conf describes.", "", hidden=True
         ),
         "run-model": LazyCommand("run_model:run_model", "Runs the server of one model of the pool.", "", hidden=True),
+        "jobs": LazyCommand("run_jobs:run_jobs", "Runs the loops of model jobs, a service.", "", hidden=True),
     },
 )
 """Every command: a test holds each sentence against the docstring it stands for."""
-SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model")
+SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model", "jobs")
 """Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
 
 

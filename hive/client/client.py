@@ -326,7 +326,7 @@ def _error_of(status: int, data: bytes) -> HiveError:
 
 def error_of(told: Answer) -> HiveError:
     """The error that is told by `status`, `code`, `detail` and `hint`, as the class it had in the daemon."""
-    error = by_code(told["code"])(told["detail"])
+    error = by_code(told["code"], told["status"])(told["detail"])
     error.code, error.status = told["code"], told["status"]
     if told["hint"]:
         error.hint = told["hint"]

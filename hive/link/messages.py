@@ -47,6 +47,7 @@ from hive.link.helper import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.jobs import AskExecIn, EndExecIn, ExecIn, JobEnds, JobGrants, JobSaid, RunJob, StopJob
 from hive.link.leases import AskLeases, HolderMoved, LeaseEnd, LeaseExpect, LeaseForget, LeasesHeld
 from hive.link.message import LinkMessage
 from hive.link.parking import AskSlotOf, ParkedIs, ParkedOver, SlotOf, UseParked
@@ -375,6 +376,14 @@ AnyMessage = (
     | SlotCrashed
     | CrashBlame
     | RunnerTokens
+    | JobGrants
+    | RunJob
+    | StopJob
+    | JobSaid
+    | JobEnds
+    | AskExecIn
+    | ExecIn
+    | EndExecIn
     | SignedLoads
     | RunnerCall
     | RunnerSaid

@@ -14,6 +14,7 @@ from hive.errors import HiveError, LinkLost
 from hive.host.accounts import Accounts
 from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
 from hive.link.cache import UseCacheEpochs
+from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -276,6 +277,10 @@ class ProxyGates:
     async def cancel(self, request_id: str) -> None:
         """Ends a request that is under way. Raises NotFound, LinkLost, TimedOut."""
         await self._ask(CancelRequest(id=request_id))
+
+    async def job_grants(self, grants: JobGrants) -> None:
+        """Returns once the proxy lets these jobs ask, and no other. Raises LinkLost, TimedOut."""
+        await self._ask(grants)
 
     async def use_cache_epochs(self, epochs: UseCacheEpochs) -> None:
         """Returns once the proxy sends no request that was read with earlier ones. Raises LinkLost, TimedOut."""

@@ -37,7 +37,16 @@ from hive.proxy import kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.id_slots import IdSlots
-from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, is_local_only, split_token, wishes_of
+from hive.proxy.identity import (
+    NO_WISHES,
+    Wishes,
+    bearer,
+    client_id,
+    heartbeat_of,
+    is_local_only,
+    split_token,
+    wishes_of,
+)
 from hive.proxy.ladder import Climb
 from hive.proxy.parked import SlotPlace, take_place
 from hive.proxy.refusals import (
@@ -275,7 +284,7 @@ class Exchange:
         entry = self._1_who_asks(request)
         endpoint = self._2_may_be_asked(request)
         registry = self._path.registry
-        wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
+        wishes = self._wishes(request, entry)
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
         if wishes.tenant and wishes.tenant != tenant.name:
             caller, tenant, flow = registry.on_behalf_of(wishes.tenant)
@@ -297,6 +306,10 @@ class Exchange:
             budgets=self._path.budgets.accounts_of(entry, tenant),
         )
         return Prepared(request, entry, decided)
+
+    def _wishes(self, request: Request, entry: AgentEntry) -> Wishes:
+        """What its caller may wish."""
+        return wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002
         self._held.is_in(self)

@@ -224,7 +224,7 @@ class IngressExchange:
             request.keep_alive = False  # with any answer: what follows may be frames
         name, token = self._read_target(request)
         token = token or request.field(b"x-hive-token") or b""
-        entry = self._path.registry.by_ingress_token(name, token)
+        entry = self._callee(name, token)
         if entry is None and not self._path.registry.heard:
             raise Saturated("Hive has just started and does not know the agents yet", retry_after_s=1)
         if entry is None:
@@ -249,6 +249,10 @@ class IngressExchange:
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
             self.deadline = self._retry_until
+
+    def _callee(self, name: str, token: bytes) -> AgentEntry | None:
+        """The agent, where this caller may call it."""
+        return self._path.registry.by_ingress_token(name, token)
 
     def _read_target(self, request: Request) -> tuple[str, bytes]:
         """The name of the agent, and the token in the path or empty. Raises NotFound."""

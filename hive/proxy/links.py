@@ -18,6 +18,7 @@ from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
 from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
 from hive.link.helper import Listener as ListenerIs
+from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -60,6 +61,7 @@ from hive.proxy.api_wake import ApiWake, ToldAgent
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
+from hive.proxy.jobs_entry import JobsEntry
 from hive.proxy.model_refresh import LOOK_S, Looking
 from hive.proxy.parked import asker_is_gone, restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
@@ -113,6 +115,7 @@ class ProxyLinks:
         self._api = api
         self._loop = asyncio.get_running_loop()
         self.runner = RunnerEntry(lambda: self._daemon.link)
+        self.jobs = JobsEntry(self.registry)
         self._settling: set[str] = set()
         self._seldom = Seldom()
 
@@ -259,6 +262,10 @@ class ProxyLinks:
                 self._path.signed.learn(message)
             case RunnerTokens(tokens=tokens):
                 self.runner.learn(tokens)
+            case JobGrants(grants=grants):
+                self.jobs.learn(grants)
+                if reply is not None:
+                    reply(Done())
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():
