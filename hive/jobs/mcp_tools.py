@@ -192,9 +192,10 @@ class McpServer:
 
 
 class McpTool:
-    """One tool of a server. `name`: the server's own for it."""
+    """One tool of a server. `agent`: whose that is; `name`: the server's own for it."""
 
-    def __init__(self, server: McpServer, name: str) -> None:
+    def __init__(self, server: McpServer, agent: str, name: str) -> None:
+        self.agent = agent
         self._server = server
         self._name = name
 
@@ -214,7 +215,7 @@ def mcp_server(spec: McpSpec, access: JobAccess, *, open_s: float) -> McpServer:
 async def tools_of(server: McpServer, spec: McpSpec) -> list[Tool]:
     """Those of its tools that the model gets. Raises ToolFailed for a server that lists none that can be used."""
     listed = await server.tools()
-    return [Tool(definition, McpTool(server, name)) for name, definition in chosen(listed, spec)]
+    return [Tool(definition, McpTool(server, spec.agent, name)) for name, definition in chosen(listed, spec)]
 
 
 def chosen(listed: Iterable[types.Tool], spec: McpSpec) -> list[tuple[str, ToolDefinition]]:

@@ -20,7 +20,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 
 from hive.errors import HiveError
-from hive.jobs.access import JOB_FIELD, JobAccess
+from hive.jobs.access import JobAccess
 from hive.jobs.inside_streams import InsideStreams
 from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, TOO_LONG, UNREADABLE, Flooded, MessageId, MessageSieve, Sifted
 from hive.jobs.tool_specs import McpSpec
@@ -176,7 +176,7 @@ async def http_through_ingress(spec: McpSpec, access: JobAccess, told: ServerLog
     """A session with what the agent serves at its port. The agent may sleep between two questions."""
     below = f"/agents/{spec.agent}/"
     own = _OwnAgentOnly(httpx2.AsyncHTTPTransport(uds=str(access.socket)), below, told)
-    fields = {**access.fields, JOB_FIELD: access.job, "Connection": "close"}
+    fields = {**access.fields, "Connection": "close"}
     async with (
         httpx2.AsyncClient(transport=own, headers=fields, timeout=None, trust_env=False) as client,
         streamable_http_client(f"{ORIGIN}/agents/{spec.agent}{spec.path}", http_client=client) as streams,

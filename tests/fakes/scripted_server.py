@@ -184,8 +184,14 @@ def answer(connection: socket.socket, path: str, asked_file: str) -> None:
         try:
             target, body = read(connection)
             if not body:
-                status = b"200 OK" if target == "/health" else b"404 Not Found"
-                connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
+                said = (
+                    b'{"object":"list","data":[{"id":"scripted","object":"model"}]}'
+                    if target == "/v1/models"
+                    else b"{}"
+                )
+                status = b"200 OK" if target in ("/health", "/v1/models") else b"404 Not Found"
+                head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(said))
+                connection.sendall(head + said)
                 return
             asked = json.loads(body)
             words = words_of(asked["messages"])
