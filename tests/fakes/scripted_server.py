@@ -155,6 +155,12 @@ class Script:
 TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "eat", "status", "crash"}
 TAKES_ONE |= {"call", "think", "white", "finish"}
 EATEN: list[bytes] = []
+ABOUT = {
+    "/health": b"{}",
+    "/v1/models": b'{"object":"list","data":[{"id":"scripted","object":"model"}]}',
+    "/props": b'{"build_info":"b1-0c1e570"}',
+}
+"""What Hive asks of a llama-server."""
 
 
 def read(connection: socket.socket) -> tuple[str, bytes]:
@@ -184,12 +190,8 @@ def answer(connection: socket.socket, path: str, asked_file: str) -> None:
         try:
             target, body = read(connection)
             if not body:
-                said = (
-                    b'{"object":"list","data":[{"id":"scripted","object":"model"}]}'
-                    if target == "/v1/models"
-                    else b"{}"
-                )
-                status = b"200 OK" if target in ("/health", "/v1/models") else b"404 Not Found"
+                target = target.partition("?")[0]
+                said, status = ABOUT.get(target, b"{}"), b"200 OK" if target in ABOUT else b"404 Not Found"
                 head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(said))
                 connection.sendall(head + said)
                 return
