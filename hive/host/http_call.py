@@ -201,7 +201,7 @@ class HttpCall:
 
     @property
     def retry_after_s(self) -> float | None:
-        """What its head says of when to ask again, in seconds; None where it says nothing."""
+        """Seconds until it may be asked again, as its head says; None where that says nothing."""
         return self._answer.retry_after_s
 
     async def body(self, limit: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How a job ends: its state, the reason for programs, and a sentence for people. Pure."""
+"""The end of a job: its state, the reason for programs, and a sentence for people. Pure."""
 
 from __future__ import annotations
 

@@ -177,7 +177,8 @@ class ModelRun:
         await self._telling.flush()
 
     async def judged(self, step: LoopStep) -> None:
-        """What is about to be called is kept before it is: an agent's own job is known by the call that began it."""
+        """Tells what is about to be called, and waits until that is kept: a job of an agent is known by the call that
+        began it."""
         for signal in self._loop.signals[self._told_signals :]:
             about = {"name": signal.name, "turn": signal.turn, "has_ended": signal.has_ended}
             await self._telling.say("signal", {**about, "arguments": signal.arguments})

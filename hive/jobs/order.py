@@ -37,7 +37,7 @@ class JobForm(StrEnum):
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked for. `body`: of RESPONSES, the request. `tools`: see `read_tool_specs`.
+    """The order as it is asked for. `body`: of RESPONSES, the request. `tools`: see `read_tool_specs`.
 
     `exit_tools`: None for the five of Hive's, empty for none. `params`: passed on untouched. `agent`: by name or id;
     the job asks as that agent. `tenant`: for which an operator asks; both at once mean nothing.
@@ -79,7 +79,7 @@ class JobEvent(msgspec.Struct, frozen=True):
 
 
 class JobWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process of jobs is given of one: its order, and the bounds of its loop."""
+    """The part of a job that its process is given: the order, and the bounds of its loop."""
 
     order: JobOrder
     limits: LoopLimits

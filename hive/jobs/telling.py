@@ -1,4 +1,4 @@
-"""What a job says, on its way to the daemon: in order, in few messages, and no more of it unsent than fits."""
+"""The words of a job on their way to the daemon: in order, in few messages, and no more of them unsent than fits."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _whole_bytes(fd: int) -> int:
     return 0
 
 
-class OutputReader:
+class JobOutputReader:
     """Reads the events behind number `after`, from its place on: called again, it goes on where it was."""
 
     def __init__(self, path: Path, after: int = 0) -> None:

@@ -17,7 +17,7 @@ from hive.jobs.toolloop import LoopLimits
 from hive.lifecycle.job_output import JobOutput
 from hive.link.jobs import JobGrantRow, JobWord
 from hive.store import job_turns
-from hive.store.job_turns import StoredSignal, StoredTurn
+from hive.store.job_turns import JobSignalRow, JobTurnRow
 from hive.store.jobs import StoredJob
 
 INTO_ROWS_ONLY = ("answer", "thinking")
@@ -25,8 +25,8 @@ INTO_ROWS_ONLY = ("answer", "thinking")
 _TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ends. `usage`: of all its turns, as far as the server told."""
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a job. `usage`: of all its turns, as far as the server told."""
 
     state: JobState
     reason: str = ""
@@ -36,11 +36,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int] = {}
 
     @classmethod
-    def failed(cls, reason: str, detail: str, *, answer: str = "") -> Ending:
+    def failed(cls, reason: str, detail: str, *, answer: str = "") -> JobEnd:
         return cls(state=JobState.FAILED, reason=reason, detail=detail, answer=answer, is_incomplete=reason in BOUNDS)
 
     @classmethod
-    def told(cls, data: Mapping[str, Any]) -> Ending:
+    def told(cls, data: Mapping[str, Any]) -> JobEnd:
         """The end that an output has as its last event."""
         states = {"completed": JobState.DONE, "incomplete": JobState.DONE, "cancelled": JobState.CANCELLED}
         return cls(
@@ -56,7 +56,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     def status(self) -> str:
         """OpenAI's word.
 
-        >>> Ending.failed("tool_iterations_exhausted", "no end").status, Ending(state=JobState.DONE).status
+        >>> JobEnd.failed("tool_iterations_exhausted", "no end").status, JobEnd(state=JobState.DONE).status
         ('incomplete', 'completed')
         """
         if self.is_incomplete:
@@ -79,16 +79,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return {"code": self.reason, "message": self.detail, "hint": "", "log": []}
 
-    def with_usage(self, turns: Sequence[Mapping[str, Any]]) -> Ending:
+    def with_usage(self, turns: Sequence[Mapping[str, Any]]) -> JobEnd:
         """With the sum of these turns' tokens.
 
-        >>> Ending(state=JobState.DONE).with_usage([{"tokens_in": 3, "tokens_out": None}, {"tokens_in": 4}]).usage
+        >>> JobEnd(state=JobState.DONE).with_usage([{"tokens_in": 3, "tokens_out": None}, {"tokens_in": 4}]).usage
         {'turns': 2, 'tokens_in': 7, 'tokens_out': 0, 'tokens_cached': 0}
         """
         sums = {name: sum(turn.get(name) or 0 for turn in turns) for name in _TOKENS}
         return replace(self, usage={"turns": len(turns), **sums})
 
-    def with_answer(self, answer: str) -> Ending:
+    def with_answer(self, answer: str) -> JobEnd:
         return replace(self, answer=answer)
 
 
@@ -107,15 +107,15 @@ class RowsOf(NamedTuple):
 def rows_of(words: Sequence[JobWord], signals_before: int) -> RowsOf:
     """Takes them apart. `signals_before`: those that the job has given so far."""
     lines: list[JobWord] = []
-    turns: list[StoredTurn] = []
-    signals: list[StoredSignal] = []
+    turns: list[JobTurnRow] = []
+    signals: list[JobSignalRow] = []
     results: dict[int, list[dict[str, Any]]] = {}
     calls = []
     for word in words:
         data = word.data
         match word.event:
             case "turn":
-                turns.append(msgspec.convert({**_without_turn(data), "n": data["turn"], "at": word.at}, StoredTurn))
+                turns.append(msgspec.convert({**_without_turn(data), "n": data["turn"], "at": word.at}, JobTurnRow))
                 word = JobWord(word.at, word.event, {k: v for k, v in data.items() if k not in INTO_ROWS_ONLY})
             case "tool_result":
                 results.setdefault(int(data["turn"]), []).append(_without_turn(data))
@@ -123,7 +123,7 @@ def rows_of(words: Sequence[JobWord], signals_before: int) -> RowsOf:
                 calls.append(data)
             case "signal":
                 number = signals_before + len(signals) + 1
-                signals.append(msgspec.convert({**data, "n": number, "at": word.at}, StoredSignal))
+                signals.append(msgspec.convert({**data, "n": number, "at": word.at}, JobSignalRow))
         lines.append(word)
 
     def write(conn: sqlite3.Connection, job: str) -> None:

@@ -39,10 +39,10 @@ from hive.jobs.order import JobEvent, JobOrder, JobWork, check_order, read_order
 from hive.jobs.tool_specs import read_tool_specs
 from hive.jobs.toolloop import LoopLimits
 from hive.lifecycle import job_output
-from hive.lifecycle.job_output import ENDED, OUTPUT, JobOutput, OutputReader
+from hive.lifecycle.job_output import ENDED, OUTPUT, JobOutput, JobOutputReader
 from hive.lifecycle.job_process import JobProcessLink
 from hive.lifecycle.job_programs import JobPrograms
-from hive.lifecycle.job_runs import Ending, JobRun, rows_of
+from hive.lifecycle.job_runs import JobEnd, JobRun, rows_of
 from hive.link.jobs import AskExecIn, EndExecIn, JobEnds, JobGrants, JobSaid, JobWord, RunJob, StopJob
 from hive.link.link import LinkReply, failed
 from hive.link.message import LinkMessage
@@ -153,7 +153,7 @@ class ModelJobs:
             run.output = await asyncio.to_thread(self._opened, job.id, order)
         except (HiveError, OSError) as error:
             told = error if isinstance(error, HiveError) else HiveError(f"its output cannot be written: {error}")
-            await self._end(run, Ending.failed(told.code, told.message))
+            await self._end(run, JobEnd.failed(told.code, told.message))
             raise told from None
         if run.is_ended:  # cancelled meanwhile
             run.output.close()
@@ -171,7 +171,7 @@ class ModelJobs:
             self._audit_log.note("job.cancelled", target=job_id, actor=actor, detail={"name": run.order.name})
             run.is_cancelled = True
             await self._stop(run)
-            await self._end(run, Ending(state=JobState.CANCELLED, reason=CANCELLED, detail="it was cancelled"))
+            await self._end(run, JobEnd(state=JobState.CANCELLED, reason=CANCELLED, detail="it was cancelled"))
         await run.ended.wait()
         return await self._jobs.get(job_id)
 
@@ -194,7 +194,7 @@ class ModelJobs:
         """The recorded events behind number `after`, then with `follow` those that come; the last one is `ended`.
         Raises NotFound, also for an output that is not kept any more."""
         self._task(await self._jobs.get(job_id))
-        reader = OutputReader(self._directory / f"{job_id}{OUTPUT}", after)
+        reader = JobOutputReader(self._directory / f"{job_id}{OUTPUT}", after)
         while True:
             run = self._runs.get(job_id)
             changed = None if run is None else run.changed
@@ -216,7 +216,7 @@ class ModelJobs:
                 yield JobEvent(n, job.updated_at, ENDED, job.result or {})
 
     async def result(self, job_id: str) -> dict[str, Any]:
-        """What it came to: `status`, `reason`, `detail`, `answer`, `signals`, `turns`, `usage`. Raises NotFound,
+        """Its result: `status`, `reason`, `detail`, `answer`, `signals`, `turns`, `usage`. Raises NotFound,
         ResultNotReady while it runs."""
         job = self._task(await self._jobs.get(job_id))
         if job_id in self._runs or not job.ended:
@@ -235,7 +235,7 @@ class ModelJobs:
         }
 
     async def order(self, job_id: str) -> JobOrder:
-        """What was asked for. Raises NotFound where that is not kept."""
+        """The order of it. Raises NotFound where that is not kept."""
         self._task(await self._jobs.get(job_id))
         return read_order(await asyncio.to_thread(job_output.kept_order, self._directory, job_id))
 
@@ -281,15 +281,15 @@ class ModelJobs:
         await self._database.write(job_turns.forget_lost)
         await self._prune()
 
-    def _left_ending(self, job_id: str) -> Ending:
+    def _left_ending(self, job_id: str) -> JobEnd:
         """Writes the end of its output where that has none; blocks."""
         output = JobOutput(self._directory, job_id)
         try:
             if output.last is not None and output.last.event == ENDED:
-                return Ending.told(output.last.data)
+                return JobEnd.told(output.last.data)
             events = job_output.whole_events(output.path)
             detail = "Hive ended before it did; what it had said is kept"
-            ending = Ending.failed(WORKER_RESTARTED, detail, answer=job_output.partial_answer(events))
+            ending = JobEnd.failed(WORKER_RESTARTED, detail, answer=job_output.partial_answer(events))
             ending = ending.with_usage([event.data for event in events if event.event == "turn"])
             with contextlib.suppress(HiveError, OSError):
                 output.append([JobWord(time.time(), ENDED, ending.data)])
@@ -309,7 +309,7 @@ class ModelJobs:
         runs = list(self._runs.values())
         self._waiting.clear()
         self._process.close()
-        ending = Ending.failed(WORKER_RESTARTED, "Hive ended before it did; what it had said is kept")
+        ending = JobEnd.failed(WORKER_RESTARTED, "Hive ended before it did; what it had said is kept")
         await asyncio.gather(*(self._end(run, ending) for run in runs))
 
     # the life of one --------------------------------------------------------------------------------------------------
@@ -332,12 +332,12 @@ class ModelJobs:
             run.is_granted = True
             await self._tell_grants()
         except HiveError as error:
-            await self._end(run, Ending.failed(error.code, error.message))
+            await self._end(run, JobEnd.failed(error.code, error.message))
             return
         if run.is_ended or run.is_cancelled:
             return
         if link.lost:
-            await self._end(run, Ending.failed(WORKER_RESTARTED, "the process of model jobs ended"))
+            await self._end(run, JobEnd.failed(WORKER_RESTARTED, "the process of model jobs ended"))
             return
         run.is_told = True
         work = JobWork(order=run.order, limits=run.limits)
@@ -360,7 +360,7 @@ class ModelJobs:
             except HiveError as error:
                 log.warning("job_not_stopped job=%s error=%s", run.id, error.message)
 
-    async def _end(self, run: JobRun, ending: Ending) -> None:
+    async def _end(self, run: JobRun, ending: JobEnd) -> None:
         """Ends it, once; of several ends the first holds."""
         if run.is_ended:
             return
@@ -400,7 +400,7 @@ class ModelJobs:
         if not self._runs:
             self._process.close()
 
-    async def _write_end(self, job: StoredJob, ending: Ending) -> None:
+    async def _write_end(self, job: StoredJob, ending: JobEnd) -> None:
         self.outcomes[ending.status] = self.outcomes.get(ending.status, 0) + 1
         try:
             await self._jobs.end(job, ending.state, result=ending.row, error=ending.error)
@@ -433,7 +433,7 @@ class ModelJobs:
         detail = "the process of model jobs ended before it did; what it had said is kept"
         for run in list(self._runs.values()):
             if run.is_told:
-                spawn(self._end(run, Ending.failed(WORKER_RESTARTED, detail)), name=f"end job {run.id}")
+                spawn(self._end(run, JobEnd.failed(WORKER_RESTARTED, detail)), name=f"end job {run.id}")
 
     def _hear(self, message: LinkMessage, reply: LinkReply | None) -> None:
         run = self._runs.get(getattr(message, "job", ""))
@@ -457,7 +457,7 @@ class ModelJobs:
         except (HiveError, OSError) as error:
             told = error if isinstance(error, HiveError) else HiveError(f"its output cannot be written: {error}")
             reply(failed(told))
-            await self._end(run, Ending.failed(told.code, told.message))
+            await self._end(run, JobEnd.failed(told.code, told.message))
             return
         reply(Done())
 
@@ -485,7 +485,7 @@ class ModelJobs:
         reply(Done())
         await self._end(
             run,
-            Ending(
+            JobEnd(
                 state=message.state,
                 reason=message.reason,
                 detail=message.detail,

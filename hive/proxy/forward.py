@@ -308,7 +308,7 @@ class Exchange:
         return Prepared(request, entry, decided)
 
     def _wishes(self, request: Request, entry: AgentEntry) -> Wishes:
-        """What its caller may wish."""
+        """The wishes of its caller that count."""
         return wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002

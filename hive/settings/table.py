@@ -928,7 +928,7 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def job_link_socket(self) -> Path:
-        """Where systemd listens for the daemon, and starts the process of model jobs; of an installed Hive."""
+        """The socket at which systemd listens for the daemon, and starts the process of model jobs; where installed."""
         return self.runtime.with_name(f"{self.runtime.name}-jobs") / "link.sock"
 
     @property

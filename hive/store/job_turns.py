@@ -1,4 +1,4 @@
-"""What model jobs said, turn by turn, and the signals they gave. One transaction's connection.
+"""The turns of model jobs, and the signals that they gave. One transaction's connection.
 
 Rows of a job go with its release, and with its row in the table of jobs.
 """
@@ -15,7 +15,7 @@ KIND = "task"
 """Of a model job in the table of jobs."""
 
 
-class StoredTurn(msgspec.Struct, frozen=True, kw_only=True):
+class JobTurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """One whole answer of the model. `calls`: `{"id", "name", "arguments"}`; `results`: `{"id", "name", "result"}`, as
     far as they have come. Tokens are None where the server did not tell. `at`: Unix seconds."""
 
@@ -31,7 +31,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-class StoredSignal(msgspec.Struct, frozen=True, kw_only=True):
+class JobSignalRow(msgspec.Struct, frozen=True, kw_only=True):
     """One exit tool that the model called. `turn`: from 1. `has_ended`: it ended the job."""
 
     n: int
@@ -42,21 +42,21 @@ class StoredSignal(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-_TURN = StoredTurn.__struct_fields__
-_SIGNAL = StoredSignal.__struct_fields__
+_TURN = JobTurnRow.__struct_fields__
+_SIGNAL = JobSignalRow.__struct_fields__
 _OBJECTS = frozenset({"calls", "results", "arguments"})
 
 
-def add_turn(conn: sqlite3.Connection, job: str, turn: StoredTurn) -> None:
+def add_turn(conn: sqlite3.Connection, job: str, turn: JobTurnRow) -> None:
     """One that is there already stays as it is."""
     _add(conn, "job_turns", job, turn)
 
 
-def add_signal(conn: sqlite3.Connection, job: str, signal: StoredSignal) -> None:
+def add_signal(conn: sqlite3.Connection, job: str, signal: JobSignalRow) -> None:
     _add(conn, "job_signals", job, signal)
 
 
-def _add(conn: sqlite3.Connection, table: str, job: str, row: StoredTurn | StoredSignal) -> None:
+def _add(conn: sqlite3.Connection, table: str, job: str, row: JobTurnRow | JobSignalRow) -> None:
     columns = row.__struct_fields__
     values = [_stored(column, getattr(row, column)) for column in columns]
     marks = ", ".join("?" * (len(columns) + 1))
@@ -71,16 +71,16 @@ def add_results(conn: sqlite3.Connection, job: str, turn: int, results: list[dic
         conn.execute("UPDATE job_turns SET results = ? WHERE job = ? AND n = ?", (text, job, turn))
 
 
-def turns(conn: sqlite3.Connection, job: str) -> list[StoredTurn]:
+def turns(conn: sqlite3.Connection, job: str) -> list[JobTurnRow]:
     """All of a job, the first first."""
     rows = conn.execute("SELECT * FROM job_turns WHERE job = ? ORDER BY n", (job,))
-    return [msgspec.convert({column: _read(column, row[column]) for column in _TURN}, StoredTurn) for row in rows]
+    return [msgspec.convert({column: _read(column, row[column]) for column in _TURN}, JobTurnRow) for row in rows]
 
 
-def signals(conn: sqlite3.Connection, job: str) -> list[StoredSignal]:
+def signals(conn: sqlite3.Connection, job: str) -> list[JobSignalRow]:
     rows = conn.execute("SELECT * FROM job_signals WHERE job = ? ORDER BY n", (job,))
     found = [{column: _read(column, row[column]) for column in _SIGNAL} for row in rows]
-    return [StoredSignal(**(one | {"has_ended": bool(one["has_ended"])})) for one in found]
+    return [JobSignalRow(**(one | {"has_ended": bool(one["has_ended"])})) for one in found]
 
 
 def forget(conn: sqlite3.Connection, job: str) -> None:
