@@ -104,9 +104,13 @@ class MessageSieve:
             self._line += piece
 
     def _leave_out(self, piece: bytes) -> None:
-        self._left_out += max(len(self._line) - EDGE_BYTES, 0) + len(piece)
-        self._tail = (self._tail + bytes(self._line[EDGE_BYTES:][-EDGE_BYTES:]) + piece[-EDGE_BYTES:])[-EDGE_BYTES:]
+        """Keeps the two ends of the line alone."""
+        room = max(0, EDGE_BYTES - len(self._line))
+        left = bytes(self._line[EDGE_BYTES:]) + piece[room:]
+        self._line += piece[:room]
         del self._line[EDGE_BYTES:]
+        self._left_out += len(left)
+        self._tail = (self._tail + left[-EDGE_BYTES:])[-EDGE_BYTES:]
         if self._left_out > ENDLESS_BYTES:
             raise Flooded(f"it wrote {ENDLESS_BYTES} bytes without an end of the line")
 

@@ -142,7 +142,7 @@ async def test_a_call_that_comes_to_nothing_says_why_and_the_job_goes_on(tools: 
 
 async def test_a_sleeping_agent_is_woken_by_a_call(tools: ToolBox) -> None:
     await tools.box.life("scribe").fall_asleep("idle")
-    assert (await tools.box.view("scribe"))["status"] == "idle-sleeping"
+    assert (await tools.box.view("scribe"))["status"] == "paused"
     assert await tools.results('call echo={"n":1} | data 1', function("echo")) == ['{"n": 1}']
 
 
