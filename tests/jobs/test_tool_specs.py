@@ -82,4 +82,4 @@ def test_an_order_has_so_many_tools_at_most() -> None:
         ("look", "tools is a list"),
     ):
         with pytest.raises(BadRequest, match=words):
-            read_tool_specs(entries)  # type: ignore[arg-type]
+            read_tool_specs(entries)

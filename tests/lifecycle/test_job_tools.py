@@ -3,12 +3,13 @@ are scripted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hive.errors import BadRequest, NotFound, NotPermitted
 from hive.host.process import ProcessTable
 from hive.jobs.order import JobEvent, JobOrder
 from hive.link.jobs import AskExecIn
+from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.settings.jobs import JobsSection
 from hive.store.audit import Filter
@@ -60,6 +62,16 @@ class ToolBox:
         run = self.jobs._runs.get(job)
         assert run is not None, "it has ended"
         return len(run.turns)
+
+    async def told(self, message: AskExecIn) -> LinkMessage:
+        """The daemon's answer to what the process of jobs asks."""
+        answered: asyncio.Future[LinkMessage] = asyncio.get_running_loop().create_future()
+
+        def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
+            answered.set_result(message)
+
+        self.jobs._hear(message, reply)
+        return await answered
 
     async def until_results(self, job: str, count: int) -> None:
         """Returns when so many calls have theirs."""
@@ -254,11 +266,8 @@ async def test_the_daemon_runs_nothing_that_the_order_does_not_name(tools: ToolB
     job = await tools.begin("call hang={} | data 1", mcp(*MCP))
     await until(lambda: tools.turns(job) >= 1)
     for agent_name, command in (("scribe", ["/bin/sh", "-c", "id"]), ("scribe", MCP[:1]), ("nobody", MCP)):
-        answered: list[Any] = []
-        asked = AskExecIn(job=job, agent=agent_name, command=command)
-        tools.jobs._hear(asked, lambda message, descriptors=(), answered=answered: answered.append(message))
-        await until(lambda answered=answered: answered)
-        assert isinstance(answered[0], Failed), answered
+        answer = await tools.told(AskExecIn(job=job, agent=agent_name, command=command))
+        assert isinstance(answer, Failed), answer
     assert tools.box.life("scribe").held == 1
 
 
