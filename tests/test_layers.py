@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"}
         | {"jobs.mcp_extra"},
     ),
-    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
+    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit", "jobs.order", "jobs.tool_specs"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
     "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},

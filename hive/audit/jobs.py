@@ -154,9 +154,9 @@ class Jobs:
         found: StoredJob = await self._database.read(lambda conn: jobs.get(conn, job_id))
         return found
 
-    async def recent(self, limit: int) -> list[StoredJob]:
-        """The last ones, the newest first."""
-        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit))
+    async def recent(self, limit: int, kind: str = "") -> list[StoredJob]:
+        """The last ones, the newest first; of this kind alone, where one is given."""
+        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit, kind))
         return found
 
     async def usual_s(self, kind: str, same: Callable[[StoredJob], bool]) -> float | None:

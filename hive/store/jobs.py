@@ -67,9 +67,10 @@ def get(conn: sqlite3.Connection, job_id: str) -> StoredJob:
     return _job(row)
 
 
-def recent(conn: sqlite3.Connection, limit: int) -> list[StoredJob]:
-    """The last ones, the newest first."""
-    return [_job(row) for row in conn.execute("SELECT * FROM jobs ORDER BY created_at DESC LIMIT ?", (limit,))]
+def recent(conn: sqlite3.Connection, limit: int, kind: str = "") -> list[StoredJob]:
+    """The last ones, the newest first; of this kind alone, where one is given."""
+    rows = conn.execute("SELECT * FROM jobs WHERE ? IN ('', kind) ORDER BY created_at DESC LIMIT ?", (kind, limit))
+    return [_job(row) for row in rows]
 
 
 def running(conn: sqlite3.Connection) -> list[StoredJob]:

@@ -21,6 +21,7 @@ EXPOSURE = {
     "hive-proxy.service": 1.3,
     "hive-daemon.service": 1.5,
     "hive-redis.service": 1.5,
+    "hive-jobs.service": 1.5,
     "hive-inference.service": 2.0,
     "hive-inference-vllm.service": 2.0,
     "hive-inference-llama.service": 2.0,
