@@ -1,8 +1,9 @@
-"""Whether the package `mcp` is installed here: it comes with the extra of that name."""
+"""Check for the package `mcp`, which comes with the extra of that name."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 
 from hive.errors import NotSupported
@@ -19,5 +20,5 @@ def check_mcp(specs: Iterable[ToolSpec]) -> None:
     if any(isinstance(one, McpSpec) for one in specs) and not has_mcp():
         raise NotSupported(
             "this Hive was installed without the package mcp, so its jobs speak to no MCP server",
-            hint="install it with the extra: pip install 'hive[mcp]'",
+            hint=f"it is Hive's extra of that name: {sys.executable} -m pip install 'mcp>=2.3,<3'",
         )

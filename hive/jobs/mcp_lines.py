@@ -38,7 +38,7 @@ class Sifted(NamedTuple):
 
 
 class _Head(msgspec.Struct):
-    """What tells a message's kind."""
+    """The members that tell a message's kind."""
 
     id: int | str | None = None
     method: str | None = None

@@ -163,7 +163,7 @@ class McpServer:
             ready.cancel()
 
     async def _failure(self, error: MCPError) -> ToolFailed:
-        """What a call that failed tells; where its session is at an end, that is closed."""
+        """Words for a call that failed; where its session is at an end, that is closed."""
         code, message = error.error.code, error.error.message
         is_over = code == types.CONNECTION_CLOSED or message == "Session terminated"
         if not is_over:

@@ -26,7 +26,7 @@ from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, TOO_LONG, UNREADABLE, Flooded
 from hive.jobs.tool_specs import McpSpec
 
 ORIGIN = "http://127.0.0.1:1"
-"""What the server sees as `Host`. MCP servers refuse all but their own machine with a port (DNS rebinding)."""
+"""The server sees it as `Host`. MCP servers refuse all but their own machine with a port (DNS rebinding)."""
 GRACE_S = 1.0
 """For a server to end by itself, once its stdin has."""
 TOLD_BYTES = 500
@@ -43,13 +43,13 @@ Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 class ServerLog:
-    """What is known of why a server fails. `why`: empty while nothing is."""
+    """Notes on why a server fails. `why`: empty while nothing is."""
 
     def __init__(self) -> None:
         self.why = ""
 
 
-class Room:
+class MessageRoom:
     """Bytes of unfinished messages, of all servers that share it."""
 
     def __init__(self, limit: int = ROOM_BYTES) -> None:
@@ -57,7 +57,7 @@ class Room:
         self._held: dict[object, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Room {sum(self._held.values())} of {self._limit} B>"
+        return f"<MessageRoom {sum(self._held.values())} of {self._limit} B>"
 
     def hold(self, whose: object, size: int) -> bool:
         """Whether `whose` may keep so much."""
@@ -68,12 +68,12 @@ class Room:
         self._held.pop(whose, None)
 
 
-ROOM = Room()
+ROOM = MessageRoom()
 
 
 @contextlib.asynccontextmanager
 async def stdio_inside(
-    spec: McpSpec, access: JobAccess, told: ServerLog, room: Room = ROOM
+    spec: McpSpec, access: JobAccess, told: ServerLog, room: MessageRoom = ROOM
 ) -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
@@ -112,7 +112,7 @@ async def _listen(
     sieve: MessageSieve,
     incoming: Incoming,
     told: ServerLog,
-    room: Room,
+    room: MessageRoom,
     is_over: anyio.Event,
 ) -> None:
     """Its messages to the session; the end of them is the end of the session."""

@@ -160,7 +160,7 @@ ABOUT = {
     "/v1/models": b'{"object":"list","data":[{"id":"scripted","object":"model"}]}',
     "/props": b'{"build_info":"b1-0c1e570"}',
 }
-"""What Hive asks of a llama-server."""
+"""Answers to questions of Hive's to a llama-server."""
 
 
 def read(connection: socket.socket) -> tuple[str, bytes]:

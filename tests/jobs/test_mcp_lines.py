@@ -18,7 +18,7 @@ QUESTION = b'{"jsonrpc": "2.0", "id": 5, "method": "ping"}'
 
 
 def sifted(data: bytes, cuts: list[int], *asked: int | str, limit: int = 10_000) -> list[Sifted]:
-    """What passes of `data` that comes in pieces."""
+    """Messages that pass of `data`, which comes in pieces."""
     sieve, found, at = MessageSieve(limit), [], 0
     for id in asked:
         sieve.asked(id)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hive.jobs.mcp_transports import OWN_BYTES, Room
+from hive.jobs.mcp_transports import OWN_BYTES, MessageRoom
 from hive.jobs.open_tools import open_tools
 from hive.jobs.running import Tool, ToolFailed, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
@@ -75,7 +75,7 @@ async def opened(*entries: dict[str, Any], open_s: float = 30) -> AsyncIterator[
 
 
 async def refused(*entries: dict[str, Any], open_s: float = 30) -> str:
-    """Why they cannot be opened; nothing is left of the try."""
+    """Reason why they cannot be opened; nothing is left of the try."""
     programs = LocalPrograms()
     with pytest.raises(DialogueFailed) as error:
         await open_tools(Order(*entries), programs.access(), open_s=open_s)
@@ -230,7 +230,7 @@ async def test_an_agent_that_is_not_there_is_named() -> None:
 
 
 def test_servers_share_the_room_for_messages_that_are_not_whole() -> None:
-    room = Room(10 * OWN_BYTES)
+    room = MessageRoom(10 * OWN_BYTES)
     assert room.hold("a", 9 * OWN_BYTES)
     assert room.hold("b", OWN_BYTES), "each has its own"
     assert not room.hold("c", 2 * OWN_BYTES)

@@ -128,16 +128,16 @@ def test_the_server_has_what_its_agent_has_and_no_more(box: Box) -> None:
 
 @pytest.mark.parametrize("killed", ["daemon", "sandbox"])
 def test_nothing_is_left_inside_where_a_part_of_hive_is_killed(box: Box, killed: str) -> None:
-    job = box.begin("call hang={} | data 1", box.mcp(*box.server))
-    until(box.inside, within_s=60, what="a server")
+    job = box.begin("call pid={} | call hang={} | data 1", box.mcp(*box.server))
+    until(lambda: box.hive.get(f"/api/jobs/{job}")["progress"] == "turn 2", within_s=60, what="the second turn")
     box.hive.restart(killed)
     until(lambda: not box.inside(), within_s=60, what="its end")
     if killed == "daemon":
         ended = box.hive.get(f"/api/jobs/{job}/result")
         assert (ended["status"], ended["reason"]) == ("failed", "worker_restarted")
+        assert ended["turns"][0]["results"][0]["result"].split()[0].isdecimal()
     else:
-        results = box.results(job)
-        assert "gone" in results[0], box.hive.get(f"/api/jobs/{job}/result")
+        assert "is gone: it ended" in box.results(job)[1]
 
 
 def test_an_agents_own_tool_is_called_and_its_job_prints_the_answer(box: Box) -> None:

@@ -262,7 +262,7 @@ async def test_a_process_of_jobs_that_is_killed_leaves_nothing_inside_agents(too
 
 
 async def test_the_daemon_runs_nothing_that_the_order_does_not_name(tools: ToolBox) -> None:
-    """Whoever has taken the process of jobs over asks in vain."""
+    """Asked by one who has taken the process of jobs over, it refuses."""
     job = await tools.begin("call hang={} | data 1", mcp(*MCP))
     await until(lambda: tools.turns(job) >= 1)
     for agent_name, command in (("scribe", ["/bin/sh", "-c", "id"]), ("scribe", MCP[:1]), ("nobody", MCP)):
