@@ -606,6 +606,7 @@ class Daemon:
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
                 adapters=self._adapter_orders.metrics,
+                jobs=self._model_jobs.metrics,
             ),
         )
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ class ModelJobs:
         run = self._runs.get(job.id)
         return "in_progress" if run is not None and run.is_told else "queued"
 
-    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+    def metrics(self) -> dict[str, Mapping[tuple[str, ...], float]]:
         """For the scraper."""
         running = len(self._runs) - len(self._waiting)
         return {
