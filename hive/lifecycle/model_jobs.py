@@ -35,6 +35,7 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
+from hive.jobs.mcp_extra import check_mcp
 from hive.jobs.order import JobEvent, JobOrder, JobWork, check_order, read_order
 from hive.jobs.tool_specs import read_tool_specs
 from hive.jobs.toolloop import LoopLimits
@@ -507,9 +508,12 @@ class ModelJobs:
     # who may call whom ------------------------------------------------------------------------------------------------
 
     def _callable(self, order: JobOrder, tenant: str) -> list[str]:
-        """The ids of the agents whose tools it names. Raises NotFound, NotPermitted for one of another tenant."""
+        """The ids of the agents whose tools it names. Raises NotFound, NotPermitted for one of another tenant, and
+        NotSupported for MCP servers without the extra."""
         found: dict[str, None] = {}
-        for source in read_tool_specs(order.tools):
+        specs = read_tool_specs(order.tools)
+        check_mcp(specs)
+        for source in specs:
             agent = self._roster.find(source.agent).agent
             if agent.spec.tenant != tenant:
                 raise NotPermitted(
