@@ -113,6 +113,15 @@ def hive(llama: LlamaServer) -> Iterator[Stack]:
         yield hive
 
 
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobUser]:
+    """A user of a model that is held to JSON: grammars make it write real calls of tools."""
+    folder = tmp_path_factory.mktemp("llama-calls")
+    with serve(folder, more=("--no-jinja", "--chat-template", "chatml")) as server, stack(url=server.url) as hive:
+        hive.create("guide", "guide.py", port=9000)
+        yield JobUser(hive, folder)
+
+
 @pytest.fixture
 def user(hive: Stack, tmp_path: Path) -> JobUser:
     return JobUser(hive, tmp_path)
@@ -212,6 +221,55 @@ def test_a_cancelled_job_keeps_what_it_had_said(user: JobUser) -> None:
     result = user("result", job)
     assert (result.code, result.out.rstrip("\n")) == (4, said(events).rstrip("\n"))
     assert user.ok("cancel", job).out == f"job {job} is cancelled\n", "once is enough"
+
+
+LOOK = {
+    "type": "function",
+    "agent": "guide",
+    "function": {
+        "name": "look",
+        "description": "Look around.",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"type": "string", "enum": ["north", "south"]}},
+            "required": ["where"],
+        },
+    },
+}
+HOT = {"temperature": 30.0, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 300}
+"""Else its weights, random as they are, want one thing only."""
+DONE = {"type": "function", "function": {"name": "GO_HOME", "description": "Say that it is late."}}
+
+
+def test_a_model_calls_a_tool_of_an_agent_and_its_user_sees_it(caller: JobUser) -> None:
+    """What it calls is chance: job after job until one has called, and one has given a signal of its user's own."""
+    (caller.directory / "tools.json").write_text(json.dumps([LOOK]))
+    (caller.directory / "exits.json").write_text(json.dumps([DONE]))
+    words = [word for name, value in HOT.items() for word in ("--param", f"{name}={value}")]
+    seen = set()
+    for seed in range(60):
+        params = [*words, "--param", f"seed={seed}"]
+        files = ["--tools", "tools.json", "--exit-tools", "exits.json", "--tool-form", "schema"]
+        ran = caller("run", "bees", "--model", MODEL, *files, *params, "--follow", "Where are the bees?")
+        job = re.search(r"^job (\w+)$", ran.err, re.MULTILINE)
+        assert job is not None, ran
+        if re.search(r'^-> look \{"where": ?"(north|south)"\}$', ran.err, re.MULTILINE):
+            assert "<- look: the bees are over the meadow\n" in ran.err
+            assert "look" in caller.ok("show", job[1]).out
+            calls = [line for line in caller.hive.agent_lines("guide") if line.get("job") == job[1]]
+            assert calls
+            assert {call["path"] for call in calls} == {"/tools/look"}
+            assert all(json.loads(call["called"])["where"] in ("north", "south") for call in calls)
+            assert "-> look" in caller.ok("logs", job[1]).out
+            seen.add("call")
+        if "!! GO_HOME {}" in ran.err:
+            shown = caller("result", job[1])
+            assert "!! GO_HOME {}" in shown.err
+            assert caller.job(job[1])["state"] in ("done", "failed")
+            seen.add("signal")
+        if seen == {"call", "signal"}:
+            return
+    raise AssertionError(f"only {seen} in 60 jobs")
 
 
 def stream(user: JobUser, job: str, *, last: int | None = None, most: int | None = None) -> list[tuple[int, Any]]:
