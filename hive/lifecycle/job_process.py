@@ -21,6 +21,7 @@ log = logging.getLogger("hive.daemon")
 
 CONNECT_S = 10.0
 """systemd starts it at the first byte; a socket that takes no connection for so long is as good as none."""
+END_S = 3.0
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 """All of the daemon's environment that it gets: there may be secrets in the rest."""
 
@@ -37,11 +38,17 @@ class JobProcessLink:
         self._on_lost = on_lost
         self._link: Link | None = None
         self._opening = asyncio.Lock()
-        self.pid: int | None = None
-        """Of one that was started here."""
+        self._process: subprocess.Popen[bytes] | None = None
+        """One that was started here, until it has ended."""
+        self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<JobProcessLink {self._link!r}>"
+
+    @property
+    def pid(self) -> int | None:
+        """Of one that was started here."""
+        return None if self._process is None else self._process.pid
 
     @property
     def is_up(self) -> bool:
@@ -64,6 +71,19 @@ class JobProcessLink:
         """Ends it: without its link it has nothing to do."""
         if self._link is not None:
             self._link.close()
+
+    async def ended(self) -> None:
+        """Ends it, and returns when one that was started here has ended; kills it where that takes long."""
+        self.close()
+        if (process := self._process) is None:
+            return
+        try:
+            async with asyncio.timeout(END_S):
+                await self._gone.wait()
+        except TimeoutError:
+            log.warning("jobs_killed pid=%d", process.pid)
+            process.kill()
+            await self._gone.wait()
 
     def _message(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if link is self._link:
@@ -103,7 +123,6 @@ class JobProcessLink:
             raise DependencyDown(f"the process of model jobs did not start: {error.message}") from None
         finally:
             theirs.close()
-        self.pid = process.pid
         log.info("jobs_started pid=%d", process.pid)
         self._reap(process)
         return ours
@@ -111,13 +130,16 @@ class JobProcessLink:
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
         pidfd = os.pidfd_open(process.pid)
+        gone = self._gone = asyncio.Event()
+        self._process = process
 
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
             code = process.wait()
-            if self.pid == process.pid:
-                self.pid = None
+            if self._process is process:
+                self._process = None
+            gone.set()
             log.info("jobs_ended pid=%d exit=%d", process.pid, code)
 
         loop.add_reader(pidfd, ended)

@@ -62,7 +62,8 @@ DEEPEST = 3
 """A job, one that an agent begins while it answers a call of that, and one more."""
 STOPPED_S = 5.0
 """Longest wait for the last words of a job that is cancelled."""
-GRANTED_S = 2.0
+END_AGAIN_S = 2.0
+"""Until the end of a job is written again that the database had no room for."""
 MIB = 1024 * 1024
 WORKER_RESTARTED = "worker_restarted"
 CANCELLED = "cancelled"
@@ -311,6 +312,7 @@ class ModelJobs:
         self._process.close()
         ending = JobEnd.failed(WORKER_RESTARTED, "Hive ended before it did; what it had said is kept")
         await asyncio.gather(*(self._end(run, ending) for run in runs))
+        await self._process.ended()
 
     # the life of one --------------------------------------------------------------------------------------------------
 
@@ -402,10 +404,15 @@ class ModelJobs:
 
     async def _write_end(self, job: StoredJob, ending: JobEnd) -> None:
         self.outcomes[ending.status] = self.outcomes.get(ending.status, 0) + 1
-        try:
-            await self._jobs.end(job, ending.state, result=ending.row, error=ending.error)
-        except HiveError as error:
-            log.error("job_end_not_written job=%s error=%s: the next start does it", job.id, error.message)
+        while True:
+            try:
+                await self._jobs.end(job, ending.state, result=ending.row, error=ending.error)
+                return
+            except HiveError as error:
+                log.error("job_end_not_written job=%s error=%s: it is tried again", job.id, error.message)
+            if self._closing:
+                return  # the next start reads it from the output
+            await asyncio.sleep(END_AGAIN_S)
 
     async def _prune(self) -> None:
         """Takes away the oldest outputs beyond `kept_mb`, and files of jobs that are on record no more."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +17,15 @@ import psutil
 import pytest
 
 from hive.domain import BackendKind, JobState
-from hive.errors import BadRequest, NotFound, NotPermitted, NotSupported, ResultNotReady, WrongState
+from hive.errors import BadRequest, NotFound, NotPermitted, NotSupported, ResultNotReady, StoreFull, WrongState
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.order import JobEvent, JobOrder
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store.jobs import StoredJob
 from tests.control.box import AWAKE, Box, is_alive, until
-from tests.llama import MODEL, LlamaServer
+from tests.jobs.test_real_server import HOT
+from tests.llama import MODEL, LlamaServer, serve
 
 pytestmark = pytest.mark.llama
 ME = "uid:0"
@@ -105,7 +111,7 @@ async def test_its_usage_is_metered_as_that_of_any_request(box: Box, llama_serve
         agent = view["id"] if "agent" in order else "operator"
         row = next(row for row in rows if (row["agent_id"], row["tenant"]) == (agent, tenant))
         assert (row["tokens_in"], row["tokens_out"]) == (usage["tokens_in"], usage["tokens_out"])
-        assert row["endpoint"] == "openai.chat"
+        assert row["endpoint"] == "/v1/chat/completions"
 
 
 async def until_rows(box: Box, count: int) -> list[dict[str, Any]]:
@@ -141,7 +147,7 @@ async def test_a_job_is_held_to_what_holds_its_agent(box: Box, llama_server_on_s
     assert job.error["code"] == "budget_exceeded", job
     missing = await ended(box, await begun(box, **HI | {"model": "nobody"}))
     assert missing.error is not None
-    assert missing.error["code"] == "model_not_found"
+    assert missing.error["code"] == "not_found"
 
 
 async def test_an_order_that_may_not_be_is_refused_before_anything_is_on_record(box: Box) -> None:
@@ -275,8 +281,6 @@ async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_t
 
 
 def put_running(database: Path, job: str) -> None:
-    import sqlite3
-
     with sqlite3.connect(database) as conn:
         conn.execute("UPDATE jobs SET state = 'running', result = NULL, error = NULL WHERE id = ?", (job,))
 
@@ -322,23 +326,40 @@ async def test_output_over_its_limit_fails_the_job_and_keeps_what_there_was(
     assert (await box.services.model_jobs.result(job.id))["answer"]
 
 
+@pytest.fixture
+def full_soon(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, apart from the box's."""
+    told = ["mount", "-t", "tmpfs", "-o", "size=1m", "hive-test", str(tmp_path)]
+    mounted = subprocess.run(told, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(directory: Path) -> None:
+    with directory.joinpath("rest").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
 async def test_a_full_disk_fails_the_job_and_leaves_no_half_line(
-    box: Box, llama_server_on_socket: LlamaServer, small_disk: Path
+    box: Box, llama_server_on_socket: LlamaServer, full_soon: Path
 ) -> None:
     await with_model(box, llama_server_on_socket)
-    box.paths.jobs.symlink_to(small_disk)
+    box.paths.jobs.symlink_to(full_soon)
     job = await begun(box, **LONG)
     await until_it_writes(box, job)
-    small_disk.joinpath("rest").write_bytes(b"x" * 10)
-    with small_disk.joinpath("rest").open("ab") as file, pytest.raises(OSError, match="No space"):
-        while True:
-            os.write(file.fileno(), b"x" * 4096)
+    fill(full_soon)
     found = await ended(box, job)
     assert found.error is not None
     assert (found.state, found.error["code"]) == (JobState.FAILED, "disk_full")
     events = await said(box, job)
+    assert [event.n for event in events] == list(range(1, len(events) + 1))
     assert events[-1].event == "ended"
-    small_disk.joinpath("rest").unlink()
+    with pytest.raises(StoreFull):
+        await begun(box, **HI)
+    full_soon.joinpath("rest").unlink()
     assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
 
 
@@ -347,7 +368,7 @@ async def test_the_oldest_output_goes_beyond_what_is_kept(box: Box, llama_server
     jobs = box.services.model_jobs
     old = await begun(box, **HI)
     await ended(box, old)
-    box.paths.jobs.joinpath(f"{old.id}.out").open("ab").write(b" " * 257 * 1024 * 1024)
+    os.truncate(box.paths.jobs / f"{old.id}.out", 257 * 1024 * 1024)
     new = await begun(box, **HI)
     await ended(box, new)
     await until(lambda: not box.paths.jobs.joinpath(f"{old.id}.out").exists())
@@ -356,31 +377,28 @@ async def test_the_oldest_output_goes_beyond_what_is_kept(box: Box, llama_server
     assert await jobs.result(new.id)
 
 
-async def test_exit_tools_are_signals_of_the_job(box: Box, llama_server_on_socket: LlamaServer) -> None:
+async def test_exit_tools_are_signals_of_the_job(box: Box, tmp_path: Path) -> None:
     """By schema a tiny random model calls what it may call: one exit tool, or answers."""
-    await with_model(box, llama_server_on_socket)
-    jobs = box.services.model_jobs
     only = {"type": "function", "function": {"name": "POLICY_RISK", "parameters": {"type": "object"}}}
-    for seed in range(20):
-        order = HI | {"params": {"max_tokens": 60, "seed": seed, "temperature": 5.0}}
-        schema = {"const": "x"}
-        job = await begun(box, **order, exit_tools=[only], tool_form=ToolForm.SCHEMA, answer_schema=schema)
-        events = await said(box, job)
-        result = await jobs.result(job.id)
-        if result["signals"]:
-            assert [event.event for event in events if event.event != "delta"] == ["turn", "signal", "ended"]
-            (signal,) = result["signals"]
-            assert (signal["name"], signal["turn"], signal["has_ended"]) == ("POLICY_RISK", 1, True)
-            assert result["status"] == "completed"
-            return
-    pytest.fail("the model never called it")
+    with serve(tmp_path, on_socket=True, more=("--no-jinja", "--chat-template", "chatml")) as server:
+        await with_model(box, server)
+        jobs = box.services.model_jobs
+        for seed in range(40):
+            order = HI | {"params": HOT | {"max_tokens": 300, "seed": seed}, "answer_schema": {"const": "x"}}
+            job = await begun(box, **order, exit_tools=[only], tool_form=ToolForm.SCHEMA)
+            events = await said(box, job)
+            result = await jobs.result(job.id)
+            if result["signals"]:
+                break
+        assert [event.event for event in events if event.event != "delta"][-3:] == ["turn", "signal", "ended"]
+        (signal,) = result["signals"]
+        turns = result["usage"]["turns"]
+        assert (signal["name"], signal["turn"], signal["has_ended"]) == ("POLICY_RISK", turns, True)
+        assert result["status"] == "completed"
 
 
 def test_the_process_of_jobs_is_small() -> None:
     """Nothing of the daemon, of Typer or of MCP is loaded in it before a job needs that."""
-    import subprocess
-    import sys
-
     code = "import hive.jobs.process, sys; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"typer", "mcp", "pydantic", "uvloop", "sqlite3", "starlette", "redis", "httpx"} & set(loaded)
