@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -305,6 +306,19 @@ def test_a_reader_that_loses_its_connection_goes_on_behind_the_last_event_it_has
     assert found[-1][1]["event"] == "ended"
     assert stream(user, job, last=found[-1][0]) == []
     assert len(user.ok("logs", job, "--after", str(len(found) - 1), "--json").lines) == 1
+
+
+def test_a_reader_that_reads_nothing_holds_up_nobody(user: JobUser) -> None:
+    """Neither the job nor the daemon; and it finds all of it when it reads at last."""
+    job = user.begin("long", "--model", MODEL, "--param", "max_tokens=30000", "--param", "ignore_eos=true", "Hello")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(user.hive.client().path))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(f"GET /api/jobs/{job}/output?follow=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert user.ended(job)["status"] == "incomplete"
+        told = b"".join(iter(lambda: sock.recv(65536), b""))
+    numbers = [int(found) for found in re.findall(rb"^id: ([0-9]+)$", told, re.MULTILINE)]
+    assert numbers == [event["n"] for event in kept(user, job)]
 
 
 def test_a_job_is_its_tenants(user: JobUser) -> None:

@@ -73,6 +73,8 @@ def piece_of(event: Answer) -> str:
 
     >>> piece_of({"event": "delta", "data": {"text": "Hel"}}), piece_of({"event": "turn", "data": {"n": 1}})
     ('Hel', '')
+    >>> piece_of({"event": "response", "data": {"type": "response.output_text.delta", "delta": "lo"}})
+    'lo'
     """
     data = event["data"]
     if event["event"] == "delta":
