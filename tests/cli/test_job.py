@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hive.cli.jobs.orders import job_ids
+from hive.cli.jobs.output import OutputWriter
 from hive.domain import JobState
 from hive.lifecycle.job_output import JobOutput
 from hive.link.jobs import JobWord
@@ -140,6 +141,17 @@ def test_what_it_said_is_printed_and_steers_no_terminal(job: JobHive) -> None:
     assert said == job("logs", "-f", "a" * 12).out
     assert job("logs", "a" * 12, "--after", "9").out == "incomplete: length: it was cut off\n"
     assert len(job("logs", "a" * 12, "--after", "4", "--json").out.splitlines()) == 6
+
+
+def test_thoughts_are_faint_on_a_terminal_and_nowhere_else(job: JobHive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "hm" not in job("logs", "a" * 12).out
+    talk = list[str]()
+    writer = OutputWriter(talk.append, thinks=True)
+    for name, data in WORDS[:4]:
+        writer.write({"event": name, "data": data})
+    writer.close()
+    assert capsys.readouterr().out == "\x1b[2mhm\x1b[22m\nI look. \n"
+    assert talk == ['-> look {"where": "north"}']
 
 
 @pytest.mark.parametrize(
