@@ -37,13 +37,13 @@ def seen(box: Box) -> Seen:
 
 @pytest.fixture(scope="module")
 def left(box: Box, seen: Seen) -> Seen:
-    return box.boot("leave")
+    return box.boot("leave", online=True)
 
 
 def test_the_first_job_starts_their_process_and_has_a_result(seen: Seen) -> None:
     assert seen["before"]["ActiveState"] == "inactive"
-    assert seen["first"]["state"] == "done", seen["logs"]
-    assert seen["result"]["answer"]
+    assert seen["first"]["status"] == "completed", seen["logs"]
+    assert seen["first"]["answer"]
     assert (seen["running"]["ActiveState"], seen["running"]["User"]) == ("active", "hive-jobs")
     print(f"PSS of the process of jobs: {seen['pss_kb'] / 1000:.1f} MB")
 
@@ -60,7 +60,7 @@ def test_it_has_no_capability_no_network_and_its_own_sockets_only(seen: Seen) ->
 
 
 def test_killed_it_is_started_by_the_next_job_also_for_another_daemon(seen: Seen) -> None:
-    assert [seen[name]["state"] for name in ("second", "third")] == ["done", "done"], seen["logs"]
+    assert [seen[name]["status"] for name in ("second", "third")] == ["completed", "completed"], seen["logs"]
     assert seen["after kill"]["ActiveState"] == "active"
     assert seen["stopped"][0] == 0
     assert seen["stopped"][1] != "active"
