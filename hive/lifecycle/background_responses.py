@@ -248,8 +248,7 @@ class BackgroundResponses:
     async def _drop(self, job: StoredJob | None, agent: str, name: str) -> None:
         actor = f"agent {self._name_of(agent)}"
         if job is not None:
-            if not job.ended:
-                await self._jobs.cancel(job.id, actor=actor)
+            await self._jobs.cancel(job.id, actor=actor)
             await self._jobs.release(job.id, actor=actor)
         await self._kept.drop(agent, name)
 
@@ -259,11 +258,18 @@ class BackgroundResponses:
 
     async def _release_all(self, which: Callable[[sqlite3.Connection], list[str]]) -> None:
         try:
-            for job in await self._database.read(which):
-                await self._jobs.cancel(job)
-                await self._jobs.release(job)
+            jobs = await self._database.read(which)
         except HiveError as error:
             log.error("background_not_released error=%s", error.message)
+            return
+        for job in jobs:
+            try:
+                await self._jobs.cancel(job)
+                await self._jobs.release(job)
+            except NotFound:
+                continue
+            except HiveError as error:
+                log.error("background_not_released error=%s", error.message)
 
     # events -----------------------------------------------------------------------------------------------------------
 
@@ -274,7 +280,7 @@ class BackgroundResponses:
             raise _no_events(asked.id)
         cursor = self._cursors.pop((asked.agent, asked.id, asked.after), None)
         if cursor is None:
-            cursor = EventCursor(await self._before(job), self._jobs.events(job.id, follow=True), asked.after)
+            cursor = EventCursor(await self._to_tell(job, asked), self._jobs.events(job.id, follow=True), asked.after)
         try:
             batch = await cursor.read(asked.most_bytes, asked.wait_s)
         except NotFound:
@@ -284,6 +290,14 @@ class BackgroundResponses:
         else:
             self._put_by((asked.agent, asked.id, batch.last), cursor)
         return batch
+
+    async def _to_tell(self, job: StoredJob, asked: AskBackgroundEvents) -> Event:
+        """The object that its events are told with. Raises NotFound, BadRequest where only the answer is left."""
+        try:
+            return await self._before(job)
+        except NotFound:
+            await self._kept_one(asked.agent, asked.id)
+            raise _no_events(asked.id) from None
 
     def _put_by(self, place: Place, cursor: EventCursor) -> None:
         if (other := self._cursors.pop(place, None)) is not None:

@@ -15,6 +15,8 @@ from hive.proxy.registry import AgentEntry
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, as_chunk, head_start
 
+REQUEST_MOST_BYTES = 4 * 1024 * 1024
+"""The order of a job has no room for more."""
 ALL = -1
 """The number before that of the first event."""
 
@@ -22,8 +24,10 @@ ALL = -1
 async def said_at_begin(
     path: DataPath, entry: AgentEntry, asked: Asked | None, body: bytes, decided: Decided
 ) -> OwnAnswer | BackgroundStream:
-    """Begins the job of a body that has been read. Raises TooManyRequests, Saturated."""
+    """Begins the job of a body that has been read. Raises BadRequest, TooManyRequests, Saturated."""
     assert asked is not None
+    if len(body) > REQUEST_MOST_BYTES:
+        raise BadRequest(f"a request with background has at most {REQUEST_MOST_BYTES} bytes")
     source = _source(path)
     begun = await source.begin(entry.row.id, model=asked.model, request=body, response=queued_response(asked.kept))
     if asked.stream:

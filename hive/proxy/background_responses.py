@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hive.dialects.errors import heartbeat
 from hive.domain import Dialect
-from hive.errors import RequestTimeout, Saturated
+from hive.errors import LinkLost, RequestTimeout, Saturated
 from hive.link.background import (
     AskBackground,
     AskBackgroundEvents,
@@ -25,7 +25,7 @@ from hive.link.background import (
 )
 from hive.link.link import Link
 from hive.link.messages import Done
-from hive.proxy.stored_responses import ANSWER_S, ask_daemon
+from hive.proxy.stored_responses import ANSWER_S, UNSENT_MOST_BYTES, ask_daemon
 
 EVENTS_MOST_BYTES = 64 * 1024
 """Of one answer about events; a client that does not read holds no more than one."""
@@ -48,9 +48,18 @@ class BackgroundSource:
     def __repr__(self) -> str:
         return "<BackgroundSource>"
 
+    @property
+    def _unsent_bytes(self) -> int:
+        try:
+            return self._link().unsent_bytes
+        except LinkLost:
+            return 0
+
     async def begin(self, agent: str, *, model: str, request: bytes, response: bytes) -> BackgroundIs:
         """Begins the job that makes a response. `request`: the body as it came; `response`: the answer's object without
         its id."""
+        if self._unsent_bytes + len(request) > UNSENT_MOST_BYTES:
+            raise Saturated("the daemon reads too slowly", retry_after_s=5)
         question = AskBeginBackground(agent=agent, model=model, request=request, response=response)
         return await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)
 

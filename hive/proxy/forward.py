@@ -612,6 +612,7 @@ class Exchange:
             self._answer_soon(prepared, partial(ask, heartbeat_s=decided.heartbeat_s))
             return
         if self._storage is not None and self._storage.body:
+            self._climb = None  # the job's own request goes down the ladder
             self._answer_soon(
                 prepared,
                 partial(background_answers.said_at_begin, self._path, entry, asked, self._storage.body, decided),

@@ -190,7 +190,9 @@ async def test_a_request_that_is_too_long_for_an_order_is_refused(
     async with agent(box, tier="high") as client:
         refused = await client.post("/responses", json={**SHORT, "input": "x" * (4 * 1024 * 1024)})
         assert refused.status_code == 400, refused.text
-        assert "4194304 are the most" in refused.text
+        assert "at most 4194304 bytes" in refused.text
+        refused = await client.post("/responses", json={**SHORT, "input": '"' * (2 * 1024 * 1024)})
+        assert (refused.status_code, "4194304 are the most" in refused.text) == (400, True)
 
 
 async def test_an_agent_that_sleeps_finds_what_it_has_begun(box: Box, llama_server_on_socket: LlamaServer) -> None:
