@@ -74,10 +74,11 @@ ALLOWED: dict[str, set[str]] = {
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     **dict.fromkeys(
-        ("lifecycle.model_jobs", "lifecycle.job_runs", "lifecycle.job_output"),
+        ("lifecycle.model_jobs", "lifecycle.job_runs", "lifecycle.job_output", "lifecycle.job_programs"),
         LEAVES
         | DAEMON_PARTS
-        | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"},
+        | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"}
+        | {"jobs.mcp_extra"},
     ),
     **dict.fromkeys(
         ("lifecycle.background_responses", "lifecycle.background_events"),

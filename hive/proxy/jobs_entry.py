@@ -130,6 +130,14 @@ class JobCallExchange(IngressExchange):
     def _callee(self, name: str, token: bytes) -> AgentEntry | None:  # noqa: ARG002 - its job's is what counts
         return self._jobs.callee_of(self._row, name)
 
+    def _not_for_agent(self) -> frozenset[bytes]:
+        """Nor the job's token."""
+        return super()._not_for_agent() | {b"authorization"}
+
+    def _own_lines(self) -> list[bytes]:
+        """The agent may believe it: no other caller can set it."""
+        return [b"x-hive-job: %b\r\n" % self._row.job.encode()]
+
     def _read_target(self, request: Request) -> tuple[str, bytes]:
         name, token, self._prefix, self._rest = split_target(request.target)
         return name, token
