@@ -399,7 +399,7 @@ async def test_what_a_daemon_refuses_is_told_in_its_words(tmp_path: Path) -> Non
 
 
 async def test_a_task_is_the_job_s_own_to_go_down(tmp_path: Path) -> None:
-    """What the daemon refuses is no reason to try the next model."""
+    """A refusal of the daemon is no reason to try the next model."""
     async with working(tmp_path) as (proxy, daemon, jobs):
         tasks = {"plan": TaskRow(models="m|meta/llama-3 x")}
         proxy.path.use_settings(msgspec.structs.replace(proxy.path.settings, tasks=tasks))
