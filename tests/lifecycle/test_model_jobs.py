@@ -343,6 +343,33 @@ def put_running(database: Path, job: str) -> None:
         conn.execute("UPDATE jobs SET state = 'running', result = NULL, error = NULL WHERE id = ?", (job,))
 
 
+async def test_an_end_that_the_database_had_no_room_for_is_written_once_it_has(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.lifecycle.model_jobs.END_AGAIN_S", 0.05)
+    await with_model(box, llama_server_on_socket)
+    jobs, end, is_full = box.services.model_jobs, box.services.jobs.end, [True]
+
+    async def ends(*given: Any, **more: Any) -> StoredJob:
+        if is_full[0]:
+            raise StoreFull
+        return await end(*given, **more)
+
+    monkeypatch.setattr(box.services.jobs, "end", ends)
+    job = await begun(box, **LONG)
+    await until_it_writes(box, job)
+    assert (await jobs.cancel(job.id)).state is JobState.RUNNING
+    is_full.clear()
+    is_full.append(False)
+    found = await box.services.jobs.get(job.id)
+    for _ in range(500):
+        if (found := await box.services.jobs.get(job.id)).ended:
+            break
+        await asyncio.sleep(0.02)
+    assert found.state is JobState.CANCELLED
+    assert (await jobs.result(job.id))["status"] == "cancelled"
+
+
 async def test_an_end_that_was_written_only_to_the_output_is_the_end_after_a_start(
     box: Box, llama_server_on_socket: LlamaServer
 ) -> None:
