@@ -116,24 +116,29 @@ async def test_its_usage_is_metered_as_that_of_any_request(box: Box, llama_serve
         result = await ended(box, job)
         assert result.state is JobState.DONE, result
         usage = (result.result or {})["usage"]
-        rows = await until_rows(box, usage["turns"])
-        tenant = order.get("tenant", "default")
-        agent = view["id"] if "agent" in order else "operator"
-        row = next(row for row in rows if (row["agent_id"], row["tenant"]) == (agent, tenant))
+        whose = view["id"] if "agent" in order else "operator"
+        row = await metered(box, whose, order.get("tenant", "default"))
         assert (row["tokens_in"], row["tokens_out"]) == (usage["tokens_in"], usage["tokens_out"])
         assert row["endpoint"] == "/v1/chat/completions"
 
 
-async def until_rows(box: Box, count: int) -> list[dict[str, Any]]:
+async def metered(box: Box, agent: str, tenant: str) -> dict[str, Any]:
+    """The row of usage of the only request of this agent for this tenant."""
     found: list[dict[str, Any]] = []
-    for _ in range(500):
+    for _ in range(1000):
         found = await box.services.audit_log._database.read(
-            lambda conn: [dict(row) for row in conn.execute("SELECT * FROM inference_usage")]
+            lambda conn: [
+                dict(row)
+                for row in conn.execute(
+                    "SELECT * FROM inference_usage WHERE agent_id = ? AND tenant = ?", (agent, tenant)
+                )
+            ]
         )
-        if len(found) >= count:
-            return found
+        if found:
+            break
         await asyncio.sleep(0.02)
-    return found
+    (row,) = found
+    return row
 
 
 async def test_a_job_of_a_sleeping_agent_goes_on_and_wakes_nobody(
@@ -336,6 +341,33 @@ async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_t
 def put_running(database: Path, job: str) -> None:
     with sqlite3.connect(database) as conn:
         conn.execute("UPDATE jobs SET state = 'running', result = NULL, error = NULL WHERE id = ?", (job,))
+
+
+async def test_an_end_that_the_database_had_no_room_for_is_written_once_it_has(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.lifecycle.model_jobs.END_AGAIN_S", 0.05)
+    await with_model(box, llama_server_on_socket)
+    jobs, end, is_full = box.services.model_jobs, box.services.jobs.end, [True]
+
+    async def ends(*given: Any, **more: Any) -> StoredJob:
+        if is_full[0]:
+            raise StoreFull
+        return await end(*given, **more)
+
+    monkeypatch.setattr(box.services.jobs, "end", ends)
+    job = await begun(box, **LONG)
+    await until_it_writes(box, job)
+    assert (await jobs.cancel(job.id)).state is JobState.RUNNING
+    is_full.clear()
+    is_full.append(False)
+    found = await box.services.jobs.get(job.id)
+    for _ in range(500):
+        if (found := await box.services.jobs.get(job.id)).ended:
+            break
+        await asyncio.sleep(0.02)
+    assert found.state is JobState.CANCELLED
+    assert (await jobs.result(job.id))["status"] == "cancelled"
 
 
 async def test_an_end_that_was_written_only_to_the_output_is_the_end_after_a_start(
