@@ -20,7 +20,7 @@ from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store import background_jobs
 from tests.control.box import Box, until
-from tests.lifecycle.test_model_jobs import QUICK, until_rows, with_model
+from tests.lifecycle.test_model_jobs import QUICK, metered, with_model
 from tests.llama import MODEL, LlamaServer
 
 pytestmark = pytest.mark.llama
@@ -70,9 +70,8 @@ async def test_it_costs_one_request_of_its_agent(box: Box, llama_server_on_socke
         begun = await begin(client)
         assert await ended(box, begun) is JobState.DONE
         whole = (await client.get(f"/responses/{begun['id']}")).json()
-        [row] = await until_rows(box, 1)
-        view = await box.view("scribe")
-        assert (row["agent_id"], row["endpoint"], row["cut"]) == (view["id"], "/v1/responses", 0)
+        row = await metered(box, (await box.view("scribe"))["id"], "default")
+        assert (row["endpoint"], row["cut"]) == ("/v1/responses", 0)
         usage = whole["usage"]
         assert (row["tokens_in"], row["tokens_out"]) == (usage["input_tokens"], usage["output_tokens"])
         result = await box.services.model_jobs.result(begun["id"].removeprefix("resp_"))
