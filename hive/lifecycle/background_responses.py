@@ -112,6 +112,10 @@ class BackgroundResponses:
         """Ends what is under way, and deletes all of it; what fails is logged."""
         await self._release_all(background_jobs.of_all)
 
+    async def forget_older(self, before: float) -> None:
+        """Those that ended before that time are gone when this returns; what fails is logged."""
+        await self._release_all(lambda conn: background_jobs.ended_before(conn, before))
+
     # what the proxy asks ----------------------------------------------------------------------------------------------
 
     async def _answer(self, message: FromProxyBackground, reply: LinkReply) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -164,6 +165,24 @@ async def test_events_of_the_last_ones_are_kept_and_the_answers_of_all(
         assert (gone.status_code, "kept no more" in gone.text) == (400, True)
         assert (await client.delete(f"/responses/{begun[0]['id']}")).json()["deleted"] is True
         assert (await client.get(f"/responses/{begun[0]['id']}")).status_code == 404
+
+
+async def test_what_is_too_old_goes_and_what_is_under_way_does_not(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_keeping(box, llama_server_on_socket)
+    async with agent(box) as client:
+        old = await begin(client)
+        await ended(box, old)
+        in_background = box.services.responses.in_background
+        assert in_background is not None
+        await in_background.forget_older(time.time() - 3600)
+        assert len(await box.services.audit_log._database.read(background_jobs.of_all)) == 1
+        with held(llama_server_on_socket):
+            await begin(client)
+            await in_background.forget_older(time.time() + 3600)
+            [left] = await box.services.audit_log._database.read(background_jobs.of_all)
+        assert left != old["id"].removeprefix("resp_")
 
 
 async def test_where_jobs_are_off_that_is_said(box: Box, llama_server_on_socket: LlamaServer) -> None:
