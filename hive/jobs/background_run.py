@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ from hive.worker.stream import ERROR_MAX_BYTES, AnswerFailed, AnswerRefused, Ser
 RESPONSES = "/v1/responses"
 EVENT_MAX_BYTES = 64 * 1024 * 1024
 """The last event has all texts of the answer once more, 16 Mi characters at most."""
+END_S = 5.0
+"""From the last event to the end of the bytes."""
 SERVER_ERROR = "server_error"
 Raw = msgspec.Raw
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -161,11 +164,12 @@ class ResponseRun:
         status = await call.status()
         if status != 200:
             raise AnswerRefused(status, await call.body(ERROR_MAX_BYTES), call.retry_after_s)
-        reader = ResponseEventReader()
-        async for piece in call.pieces():
+        reader, pieces = ResponseEventReader(), call.pieces()
+        async for piece in pieces:
             for event in reader.feed(piece):
                 ending = await self._take(event)
                 if ending is not None:
+                    await _read_out(pieces)
                     return ending
         raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the proxy ended its answer before its last event")
 
@@ -214,6 +218,14 @@ class ResponseRun:
         output = self._output.told()
         await self._record(failed_event(word, message, self._number, output))
         return failed(code, message, text_of(output))
+
+
+async def _read_out(pieces: AsyncIterator[bytes]) -> None:
+    """Reads to the end, so that the proxy does not take its answer for one that was cut."""
+    with suppress(OSError, CallFailed, TimeoutError):
+        async with asyncio.timeout(END_S):
+            async for _ in pieces:
+                pass
 
 
 def text_of(output: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,6 +170,35 @@ def test_a_stream_goes_on_where_its_client_left_it(client: openai.OpenAI) -> Non
     with client.responses.stream(response_id=name, starting_after=5) as resumed:
         numbers = [event.sequence_number for event in resumed]
     assert (numbers[0], numbers[-1]) == (6, last.sequence_number)
+
+
+def test_many_at_once_are_left_and_gone_on_with(site: Site) -> None:
+    """Four at a time are made, and each client leaves in the middle, again and again."""
+
+    def one(number: int) -> tuple[list[int], str, str]:
+        with site.door.openai() as client:
+            asked: Any = {**LONG, "input": f"Number {number}.", "max_output_tokens": 200}
+            stream: Any = client.responses.create(**asked, background=True, stream=True)
+            seen: list[Any] = []
+            while True:
+                for count, event in enumerate(stream):
+                    seen.append(event)
+                    if count == 5 + number:
+                        stream.close()
+                        break
+                if seen[-1].type in ("response.completed", "response.incomplete"):
+                    break
+                name, last = seen[0].response.id, seen[-1].sequence_number
+                stream = client.responses.retrieve(name, stream=True, starting_after=last)
+            text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+            return [event.sequence_number for event in seen], text, client.responses.retrieve(name).output_text
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(one, range(12)))
+    for numbers, text, whole in found:
+        assert numbers == list(range(len(numbers)))
+        assert text == whole
+        assert text
 
 
 def test_one_is_cancelled_and_stays_so(site: Site, client: openai.OpenAI) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hive.dialects.openai_responses_background import named
@@ -27,7 +28,8 @@ from hive.link.background import (
 from hive.link.link import LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import Done, Failed
-from hive.proxy import background_responses
+from hive.proxy import background_answers, background_responses
+from hive.settings.tasks import TaskRow
 from hive.tasks import spawn
 from tests.proxy.harness import Client, Proxy, get, post, until
 from tests.proxy.keeping import Daemon, keeping
@@ -394,3 +396,31 @@ async def test_what_a_daemon_refuses_is_told_in_its_words(tmp_path: Path) -> Non
         daemon.instead = Failed(code="store_full", message="/var/lib/hive is full")
         status, told = await ask(proxy, asks())
         assert (status, "/var" in json.dumps(told)) == (503, False)
+
+
+async def test_a_task_is_the_job_s_own_to_go_down(tmp_path: Path) -> None:
+    """A refusal of the daemon is no reason to try the next model."""
+    async with working(tmp_path) as (proxy, daemon, jobs):
+        tasks = {"plan": TaskRow(models="m|meta/llama-3 x")}
+        proxy.path.use_settings(msgspec.structs.replace(proxy.path.settings, tasks=tasks))
+        status, told = await ask(proxy, asks(model="task:plan"))
+        assert (status, told["model"]) == (200, "task:plan")
+        [begun] = jobs.heard
+        assert isinstance(begun, AskBeginBackground)
+        assert json.loads(begun.request)["model"] == "task:plan"
+        daemon.instead = Failed(code="saturated", message="too much waits")
+        assert (await ask(proxy, asks(model="task:plan")))[0] == 503
+        assert sum(isinstance(message, AskBeginBackground) for message in daemon.heard) == 2
+
+
+async def test_a_request_that_is_too_long_does_not_reach_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_answers, "REQUEST_MOST_BYTES", 1000)
+    async with working(tmp_path) as (proxy, daemon, _):
+        status, told = await ask(proxy, asks(input="x" * 1000))
+        assert (status, "at most 1000 bytes" in told["error"]["message"]) == (400, True)
+        monkeypatch.setattr(background_responses, "UNSENT_MOST_BYTES", 10)
+        status, told = await ask(proxy, asks())
+        assert (status, "reads too slowly" in told["error"]["message"]) == (503, True)
+        assert daemon.heard == []
