@@ -88,6 +88,7 @@ from hive.host.process import identify
 from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapters import Adapters
+from hive.lifecycle.background_responses import BackgroundResponses
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -98,6 +99,7 @@ from hive.lifecycle.parking import Parking
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
 from hive.lifecycle.signed_loads import LoadApprovals
+from hive.link.background import FromProxyBackground
 from hive.link.helper import Ended
 from hive.link.leases import LeaseHolder
 from hive.link.link import LinkReply, failed
@@ -303,6 +305,15 @@ class Daemon:
             executor=executor,
             proxy_link=self._proxy_link,
         )
+        self._background = BackgroundResponses(
+            self._model_jobs,
+            self._jobs,
+            self._database,
+            self._responses,
+            agent_of=self._agent_of,
+            is_kept=lambda: bool(self.effects.settings.proxy.responses_kept_mb),
+        )
+        self._responses.in_background = self._background
         self._governor = Governor(
             rules,
             installed=paths.apart,
@@ -611,6 +622,7 @@ class Daemon:
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
                 adapters=self._adapter_orders.metrics,
+                jobs=self._model_jobs.metrics,
             ),
         )
 
@@ -1040,6 +1052,13 @@ class Daemon:
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
+
+    def _agent_of(self, agent: str) -> Agent | None:
+        life = self.roster.get(agent)
+        return None if life is None else life.agent
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
+        self._background.hear(message, reply)
 
     def look_for_models(self, answer: Callable[[Done], None]) -> None:
         self._spawn(self._look_for_models(answer), "look for models")

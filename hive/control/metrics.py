@@ -181,6 +181,7 @@ class Scraper:
     memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
     speculation: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
+    jobs: Callable[[], Mapping[str, Values | None]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
@@ -207,6 +208,7 @@ class Scraper:
             **self.cache(),
             **self.speculation(),
             **self.adapters(),
+            **self.jobs(),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),

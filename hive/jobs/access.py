@@ -14,8 +14,6 @@ from hive.link.jobs import AskExecIn, EndExecIn, ExecIn
 from hive.link.link import Link
 from hive.link.messages import Done
 
-JOB_FIELD = "X-Hive-Job"
-"""Tells an agent which job a call is of."""
 BEGUN_S = 60.0
 """A program inside an agent is begun within this: the agent may have to be woken."""
 ENDED_S = 40.0

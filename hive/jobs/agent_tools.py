@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from hive.host.http_call import CallFailed, HttpCall, calling, connected_unix, encode_request, streams_of
-from hive.jobs.access import JOB_FIELD, JobAccess
+from hive.host.http_call import CallFailed, HttpCall
+from hive.jobs.access import JobAccess
 from hive.jobs.running import Tool, ToolFailed, cut
 from hive.jobs.tool_specs import FunctionSpec
 
+ACCEPT = {"Accept": "application/json, text/plain, */*"}
 TOLD_BYTES = 2000
 """Of an answer that is an error."""
 
@@ -24,21 +25,20 @@ class AgentTool:
     """One tool of one agent. An answer longer than a result may be is not read to its end."""
 
     def __init__(self, agent: str, access: JobAccess) -> None:
-        self._agent = agent
+        self.agent = agent
         self._access = access
 
     def __repr__(self) -> str:
-        return f"<AgentTool {self._agent}>"
+        return f"<AgentTool {self.agent}>"
 
     async def run(self, name: str, arguments: Mapping[str, Any], *, max_bytes: int) -> str:
-        target = f"/agents/{self._agent}/tools/{name}"
-        request = encode_request("POST", target, self._fields(), msgspec.json.encode(arguments))
+        target, body = f"/agents/{self.agent}/tools/{name}", msgspec.json.encode(arguments)
         try:
-            async with calling(self._connection(), request) as call:
+            async with self._access.asking("POST", target, body, ACCEPT) as call:
                 status = await call.status()
                 content = await _read(call, max_bytes if status < 300 else TOLD_BYTES)
         except (OSError, CallFailed) as error:
-            raise ToolFailed(f"agent {self._agent} did not answer: {error}") from None
+            raise ToolFailed(f"agent {self.agent} did not answer: {error}") from None
         text = content.decode(errors="replace")
         if status < 300:
             return text
@@ -46,15 +46,8 @@ class AgentTool:
 
     def _why(self, name: str, status: int) -> str:
         if status in (404, 405, 501):
-            return f"agent {self._agent} has no tool {name} ({status})"
-        return f"agent {self._agent} answered {status}"
-
-    def _fields(self) -> dict[str, str]:
-        own = {"Host": "localhost", "Content-Type": "application/json", "Accept": "application/json, text/plain, */*"}
-        return {**own, **self._access.fields, JOB_FIELD: self._access.job, "Connection": "close"}
-
-    async def _connection(self) -> Any:
-        return await streams_of(await connected_unix(self._access.socket))
+            return f"agent {self.agent} has no tool {name} ({status})"
+        return f"agent {self.agent} answered {status}"
 
 
 def agent_tool(spec: FunctionSpec, access: JobAccess) -> Tool:

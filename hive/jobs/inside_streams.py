@@ -94,7 +94,7 @@ class InsideStreams:
         self._errors = (self._errors + data)[-ERRORS_KEPT:]
 
     async def _read(self, descriptor: int) -> bytes:
-        """What is there; nothing at its end. One that always has something lets others run in between."""
+        """Reads what is there; nothing at its end. One that always has something lets others run in between."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(0)
         while self._owned:

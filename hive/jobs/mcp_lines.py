@@ -17,6 +17,8 @@ ENDLESS_BYTES = 64 * 1024 * 1024
 UNASKED_MAX = 10_000
 """Lines since the last question that answer none: log lines, notifications, noise."""
 EDGE_BYTES = 512
+TOO_LONG = f"the result is longer than {MESSAGE_MAX_BYTES} bytes, and nothing of it was kept"
+UNREADABLE = "what came as its result is no message of MCP"
 _ID = re.compile(rb'"id"\s*:\s*(?:([0-9]{1,18})|"([^"\\]{1,64})")')
 
 MessageId = int | str
@@ -27,14 +29,16 @@ class Flooded(Exception):
 
 
 class Sifted(NamedTuple):
-    """`message`: a line to be read; or `overlong`: the id of a question whose answer was too long to be kept."""
+    """`message`: a line to be read. `id`: of the question that it answers; None for a question of the server's own.
+    `fault`: why the answer is none; there is no message then."""
 
-    message: bytes = b""
-    overlong: MessageId | None = None
+    message: bytes
+    id: MessageId | None
+    fault: str = ""
 
 
 class _Head(msgspec.Struct):
-    """What tells a message's kind."""
+    """The members that tell a message's kind."""
 
     id: int | str | None = None
     method: str | None = None
@@ -53,7 +57,7 @@ class MessageSieve:
     >>> sieve.feed(b'starting up...\n{"method": "notifications/message"}\n{"id": 1, "res')
     []
     >>> sieve.feed(b'ult": {}}\n{"id": 1, "result": {}}\n')
-    [Sifted(message=b'{"id": 1, "result": {}}', overlong=None)]
+    [Sifted(message=b'{"id": 1, "result": {}}', id=1, fault='')]
     """
 
     def __init__(self, limit: int = MESSAGE_MAX_BYTES) -> None:
@@ -100,9 +104,13 @@ class MessageSieve:
             self._line += piece
 
     def _leave_out(self, piece: bytes) -> None:
-        self._left_out += max(len(self._line) - EDGE_BYTES, 0) + len(piece)
-        self._tail = (self._tail + bytes(self._line[EDGE_BYTES:][-EDGE_BYTES:]) + piece[-EDGE_BYTES:])[-EDGE_BYTES:]
+        """Keeps the two ends of the line alone."""
+        room = max(0, EDGE_BYTES - len(self._line))
+        left = bytes(self._line[EDGE_BYTES:]) + piece[room:]
+        self._line += piece[:room]
         del self._line[EDGE_BYTES:]
+        self._left_out += len(left)
+        self._tail = (self._tail + left[-EDGE_BYTES:])[-EDGE_BYTES:]
         if self._left_out > ENDLESS_BYTES:
             raise Flooded(f"it wrote {ENDLESS_BYTES} bytes without an end of the line")
 
@@ -111,20 +119,23 @@ class MessageSieve:
         self._line.clear()
         self._tail, self._left_out = b"", 0
         if is_overlong:
-            id = self._id_in(line, tail)
-            self._waiting.pop(id, None)  # type: ignore[arg-type]
-            if id is None:
-                self._drop()
-            return None if id is None else Sifted(overlong=id)
+            return self._faulty(TOO_LONG, line, tail)
         try:
             head = _head(line)
         except (msgspec.MsgspecError, RecursionError):
-            head = _Head()
+            return self._faulty(UNREADABLE, line[:EDGE_BYTES], line[-EDGE_BYTES:])
         if head.id is not None and head.method is None and head.id in self._waiting:
             del self._waiting[head.id]
-            return Sifted(line)
+            return Sifted(line, head.id)
         self._drop()  # a question of the server's is answered, and counted all the same
-        return Sifted(line) if head.id is not None and head.method is not None else None
+        return Sifted(line, None) if head.id is not None and head.method is not None else None
+
+    def _faulty(self, fault: str, *edges: bytes) -> Sifted | None:
+        if (id := self._id_in(*edges)) is None:
+            self._drop()
+            return None
+        del self._waiting[id]
+        return Sifted(b"", id, fault)
 
     def _drop(self) -> None:
         self._unasked += 1
@@ -132,10 +143,10 @@ class MessageSieve:
             raise Flooded(f"it wrote {UNASKED_MAX} lines that nobody asked for")
 
     def _id_in(self, *edges: bytes) -> MessageId | None:
-        """Id of the question that an overlong line answers: some servers write it first, some last."""
+        """Id of the question that a line answers which is not read: some servers write it first, some last."""
         for edge in edges:
             for number, text in _ID.findall(edge):
                 id = int(number) if number else text.decode(errors="replace")
                 if id in self._waiting:
                     return id
-        return next(iter(self._waiting)) if len(self._waiting) == 1 else None
+        return None

@@ -163,7 +163,7 @@ class McpServer:
             ready.cancel()
 
     async def _failure(self, error: MCPError) -> ToolFailed:
-        """What a call that failed tells; where its session is at an end, that is closed."""
+        """Words for a call that failed; where its session is at an end, that is closed."""
         code, message = error.error.code, error.error.message
         is_over = code == types.CONNECTION_CLOSED or message == "Session terminated"
         if not is_over:
@@ -179,10 +179,12 @@ class McpServer:
             await self._ended()
 
     async def _ended(self) -> None:
-        task, self._task, self._client = self._task, None, None
+        task, self._task, client, self._client = self._task, None, self._client, None
         self._stop.set()
         if task is None:
             return
+        if client is None:
+            task.cancel()  # it is not open yet, and may never be
         await asyncio.wait([task], timeout=CLOSING_S)
         if not task.done():
             task.cancel()
@@ -190,9 +192,10 @@ class McpServer:
 
 
 class McpTool:
-    """One tool of a server. `name`: the server's own for it."""
+    """One tool of a server. `agent`: whose that is; `name`: the server's own for it."""
 
-    def __init__(self, server: McpServer, name: str) -> None:
+    def __init__(self, server: McpServer, agent: str, name: str) -> None:
+        self.agent = agent
         self._server = server
         self._name = name
 
@@ -212,7 +215,7 @@ def mcp_server(spec: McpSpec, access: JobAccess, *, open_s: float) -> McpServer:
 async def tools_of(server: McpServer, spec: McpSpec) -> list[Tool]:
     """Those of its tools that the model gets. Raises ToolFailed for a server that lists none that can be used."""
     listed = await server.tools()
-    return [Tool(definition, McpTool(server, name)) for name, definition in chosen(listed, spec)]
+    return [Tool(definition, McpTool(server, spec.agent, name)) for name, definition in chosen(listed, spec)]
 
 
 def chosen(listed: Iterable[types.Tool], spec: McpSpec) -> list[tuple[str, ToolDefinition]]:

@@ -7,6 +7,7 @@ an order that names an MCP server.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,13 +20,13 @@ from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 
 from hive.errors import HiveError
-from hive.jobs.access import JOB_FIELD, JobAccess
+from hive.jobs.access import JobAccess
 from hive.jobs.inside_streams import InsideStreams
-from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, Flooded, MessageSieve, Sifted
+from hive.jobs.mcp_lines import MESSAGE_MAX_BYTES, TOO_LONG, UNREADABLE, Flooded, MessageId, MessageSieve, Sifted
 from hive.jobs.tool_specs import McpSpec
 
 ORIGIN = "http://127.0.0.1:1"
-"""What the server sees as `Host`. MCP servers refuse all but their own machine with a port (DNS rebinding)."""
+"""The server sees it as `Host`. MCP servers refuse all but their own machine with a port (DNS rebinding)."""
 GRACE_S = 1.0
 """For a server to end by itself, once its stdin has."""
 TOLD_BYTES = 500
@@ -33,20 +34,22 @@ ROOM_BYTES = 64 * 1024 * 1024
 """Messages of all servers together that are not whole yet."""
 OWN_BYTES = 256 * 1024
 """Of them, what each server may have whatever the others do."""
-TOO_LONG = f"the result is longer than {MESSAGE_MAX_BYTES} bytes, and nothing of it was kept"
+
+for name in ("mcp", "client"):  # the package's loggers: their lines hold what servers write
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 class ServerLog:
-    """What is known of why a server fails. `why`: empty while nothing is."""
+    """Notes on why a server fails. `why`: empty while nothing is."""
 
     def __init__(self) -> None:
         self.why = ""
 
 
-class Room:
+class MessageRoom:
     """Bytes of unfinished messages, of all servers that share it."""
 
     def __init__(self, limit: int = ROOM_BYTES) -> None:
@@ -54,7 +57,7 @@ class Room:
         self._held: dict[object, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Room {sum(self._held.values())} of {self._limit} B>"
+        return f"<MessageRoom {sum(self._held.values())} of {self._limit} B>"
 
     def hold(self, whose: object, size: int) -> bool:
         """Whether `whose` may keep so much."""
@@ -65,12 +68,12 @@ class Room:
         self._held.pop(whose, None)
 
 
-ROOM = Room()
+ROOM = MessageRoom()
 
 
 @contextlib.asynccontextmanager
 async def stdio_inside(
-    spec: McpSpec, access: JobAccess, told: ServerLog, room: Room = ROOM
+    spec: McpSpec, access: JobAccess, told: ServerLog, room: MessageRoom = ROOM
 ) -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
@@ -109,7 +112,7 @@ async def _listen(
     sieve: MessageSieve,
     incoming: Incoming,
     told: ServerLog,
-    room: Room,
+    room: MessageRoom,
     is_over: anyio.Event,
 ) -> None:
     """Its messages to the session; the end of them is the end of the session."""
@@ -135,14 +138,19 @@ async def _deliver(incoming: Incoming, sifted: Sifted) -> None:
         await incoming.send(_message(sifted))
 
 
-def _message(sifted: Sifted) -> SessionMessage | Exception:
-    if sifted.overlong is not None:
-        error = types.ErrorData(code=types.INTERNAL_ERROR, message=TOO_LONG)
-        return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=sifted.overlong, error=error))
+def _message(sifted: Sifted) -> SessionMessage:
+    if sifted.fault:
+        return _fault(sifted.id, sifted.fault)
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(sifted.message, by_name=False))
-    except ValueError as error:
-        return error
+    except ValueError:
+        return _fault(sifted.id, UNREADABLE)
+
+
+def _fault(id: MessageId | None, why: str) -> SessionMessage:
+    return SessionMessage(
+        types.JSONRPCError(jsonrpc="2.0", id=id, error=types.ErrorData(code=types.INTERNAL_ERROR, message=why))
+    )
 
 
 async def _speak(
@@ -168,7 +176,7 @@ async def http_through_ingress(spec: McpSpec, access: JobAccess, told: ServerLog
     """A session with what the agent serves at its port. The agent may sleep between two questions."""
     below = f"/agents/{spec.agent}/"
     own = _OwnAgentOnly(httpx2.AsyncHTTPTransport(uds=str(access.socket)), below, told)
-    fields = {**access.fields, JOB_FIELD: access.job, "Connection": "close"}
+    fields = {**access.fields, "Connection": "close"}
     async with (
         httpx2.AsyncClient(transport=own, headers=fields, timeout=None, trust_env=False) as client,
         streamable_http_client(f"{ORIGIN}/agents/{spec.agent}{spec.path}", http_client=client) as streams,

@@ -19,7 +19,6 @@ from hive.jobs.order import JobOrder, JobWork, exit_definitions
 from hive.jobs.running import Tool
 from hive.jobs.telling import Telling
 from hive.jobs.tool_dialogue import ToolDialogue
-from hive.jobs.tool_specs import FunctionSpec, read_tool_specs
 from hive.jobs.toolloop import Fate, LoopStep, ToolLoop
 from hive.jobs.tools import ToolTable
 from hive.worker.dialogue import Dialogue, DialogueFailed, SingleTurn
@@ -80,8 +79,7 @@ class ModelRun:
         self._turn = 0
         self._text = AnswerText()
         self._told_signals = 0
-        functions = (one for one in read_tool_specs(work.order.tools) if isinstance(one, FunctionSpec))
-        self._agents = {one.definition.name: one.agent for one in functions}
+        self._agents = {one.definition.name: getattr(one.runner, "agent", "") for one in tools}
         exits = exit_definitions(work.order)
         table = ToolTable([one.definition for one in tools], exits)
         ending = ending_names(stop_on_decision_request=work.order.stop_on_decision_request)

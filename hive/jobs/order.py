@@ -20,9 +20,7 @@ from hive.worker.bios import BiosForm
 NAME_MAX = 80
 TEXT_MAX_BYTES = 4 * 1024 * 1024
 """Of an order as JSON."""
-CONTROLLED = frozenset(
-    {"messages", "model", "stream", "stream_options", "tools", "tool_choice", "response_format", "n"}
-)
+CONTROLLED = frozenset({"messages", "model", "stream", "tools", "n"})
 """Params that are the job's own to set."""
 ITERATIONS_MAX = 1000
 

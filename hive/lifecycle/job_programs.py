@@ -10,6 +10,7 @@ from hive.agents.roster import Roster
 from hive.audit.shielded import carried_through
 from hive.control.executing import ExecOrder, Executor, Inside
 from hive.errors import HiveError, NotPermitted, Saturated
+from hive.jobs.tool_specs import commands_of, read_tool_specs
 from hive.lifecycle.job_runs import JobRun
 from hive.link.jobs import AskExecIn, ExecIn
 from hive.link.link import LinkReply, failed
@@ -20,6 +21,7 @@ log = logging.getLogger("hive.daemon")
 
 A_JOB_MAX = 8
 """Programs of one job at a time."""
+ENDED_BY_JOB = "its job needs it no longer"
 
 
 class JobPrograms:
@@ -45,15 +47,17 @@ class JobPrograms:
         execution, stop = inside.execution, asyncio.Event()
         self._stops[execution.run] = run.id, stop
         self._attending[execution.run] = spawn(self._attend(inside, stop), name=f"program of job {run.id}")
-        reply(ExecIn(run=execution.run, form=execution.form), list(execution.descriptors))
+        reply(ExecIn(run=execution.run, form=execution.form), execution.descriptors)
+        inside.let_go()
         if run.is_ended:
             stop.set()
 
     async def _begun(self, run: JobRun, asked: AskExecIn) -> Inside:
         """Raises NotFound, NotPermitted, Saturated, and what keeps it from running."""
         agent = self._roster.find(asked.agent).agent
-        if agent.id not in run.callable_agents or agent.spec.tenant != run.tenant:
-            raise NotPermitted(f"the job may run nothing inside {agent.name}")
+        is_ordered = (asked.agent, tuple(asked.command)) in commands_of(read_tool_specs(run.order.tools))
+        if not is_ordered or agent.id not in run.callable_agents or agent.spec.tenant != run.tenant:
+            raise NotPermitted(f"the job may not run that inside {agent.name}")
         if sum(job == run.id for job, _ in self._stops.values()) >= A_JOB_MAX:
             raise Saturated(f"the job has {A_JOB_MAX} programs inside agents already")
         order = ExecOrder(asked.command, has_input=True, terminal=None)
@@ -64,6 +68,7 @@ class JobPrograms:
         async with inside:
             inside.execution.ended.add_done_callback(lambda _: stop.set())
             await stop.wait()
+            inside.how.why = "" if inside.execution.ended.done() else ENDED_BY_JOB
         self._stops.pop(inside.execution.run, None)
         self._attending.pop(inside.execution.run, None)
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ from hive.errors import (
     NotSupported,
     ResultNotReady,
     Saturated,
+    TimedOut,
     WrongState,
 )
+from hive.jobs.mcp_extra import check_mcp
 from hive.jobs.order import JobEvent, JobOrder, JobWork, check_order, read_order
 from hive.jobs.tool_specs import read_tool_specs
 from hive.jobs.toolloop import LoopLimits
@@ -123,7 +125,7 @@ class ModelJobs:
         own = agent or (self._roster.find(order.agent).agent if order.agent else None)
         tenant = own.spec.tenant if own is not None else order.tenant or "default"
         callable_agents = self._callable(order, tenant)
-        parent = None if agent is None else self._caller_of(agent.id)
+        parent = None if agent is None else self._caller_of(agent)
         if parent is not None and parent.depth >= DEEPEST:
             raise NotPermitted(f"jobs that are begun by jobs are at most {DEEPEST} deep")
         if len(self._waiting) >= WAITING_MAX:
@@ -247,7 +249,7 @@ class ModelJobs:
         run = self._runs.get(job.id)
         return "in_progress" if run is not None and run.is_told else "queued"
 
-    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+    def metrics(self) -> dict[str, Mapping[tuple[str, ...], float]]:
         """For the scraper."""
         running = len(self._runs) - len(self._waiting)
         return {
@@ -359,6 +361,8 @@ class ModelJobs:
             try:
                 link = await self._process.link()
                 await link.ask(StopJob(job=run.id), Done, timeout_s=STOPPED_S)
+            except TimedOut:
+                self._process.kill()
             except HiveError as error:
                 log.warning("job_not_stopped job=%s error=%s", run.id, error.message)
 
@@ -504,9 +508,12 @@ class ModelJobs:
     # who may call whom ------------------------------------------------------------------------------------------------
 
     def _callable(self, order: JobOrder, tenant: str) -> list[str]:
-        """The ids of the agents whose tools it names. Raises NotFound, NotPermitted for one of another tenant."""
+        """The ids of the agents whose tools it names. Raises NotFound, NotPermitted for one of another tenant, and
+        NotSupported for MCP servers without the extra."""
         found: dict[str, None] = {}
-        for source in read_tool_specs(order.tools):
+        specs = read_tool_specs(order.tools)
+        check_mcp(specs)
+        for source in specs:
             agent = self._roster.find(source.agent).agent
             if agent.spec.tenant != tenant:
                 raise NotPermitted(
@@ -516,9 +523,9 @@ class ModelJobs:
             found[agent.id] = None
         return list(found)
 
-    def _caller_of(self, agent: str) -> JobRun | None:
+    def _caller_of(self, agent: Agent) -> JobRun | None:
         """The job, of several the latest, that has a call under way at this agent."""
-        calling = [run for run in self._runs.values() if agent in run.called_agents]
+        calling = [run for run in self._runs.values() if run.called_agents & {agent.id, agent.name}]
         return max(calling, key=lambda run: run.job.created_at, default=None)
 
 

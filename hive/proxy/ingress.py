@@ -84,6 +84,7 @@ OURS = frozenset(
         b"x-forwarded-port",
         b"x-forwarded-prefix",
         b"x-forwarded-proto",
+        b"x-hive-job",
         b"x-hive-token",
         b"x-http-method",
         b"x-http-method-override",
@@ -348,7 +349,8 @@ class IngressExchange:
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        lines += _passed(request.fields, NOT_FOR_SHARED if self._shared else NOT_FOR_AGENTS)
+        lines += self._own_lines()
+        lines += _passed(request.fields, self._not_for_agent())
         if self._prefix:
             lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
         if self._handshake is not None:
@@ -357,6 +359,14 @@ class IngressExchange:
         if content or request.content_length is None or request.field(b"content-length") is not None:
             lines.append(b"content-length: %d\r\n" % len(content))
         return b"".join(lines) + b"connection: close\r\n\r\n" + content
+
+    def _not_for_agent(self) -> frozenset[bytes]:
+        """The fields that its agent does not get."""
+        return NOT_FOR_SHARED if self._shared else NOT_FOR_AGENTS
+
+    def _own_lines(self) -> list[bytes]:
+        """Lines by which Hive tells the agent who calls."""
+        return []
 
     # the answer ---------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,19 @@ import psutil
 import pytest
 
 from hive.domain import BackendKind, JobState
-from hive.errors import BadRequest, NotFound, NotPermitted, NotSupported, ResultNotReady, StoreFull, WrongState
+from hive.errors import (
+    BadRequest,
+    HiveError,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    ResultNotReady,
+    StoreFull,
+    WrongState,
+)
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.order import JobEvent, JobOrder
+from hive.link.jobs import JobWord
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store.jobs import StoredJob
@@ -256,6 +266,49 @@ async def test_kill_9_of_the_process_of_jobs_fails_what_it_had_and_the_next_job_
         assert (found.state, found.error["code"]) == (JobState.FAILED, "worker_restarted")
         assert (await jobs.result(job.id))["answer"]
     assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
+
+
+async def test_a_process_of_jobs_that_hangs_is_ended_by_the_first_cancel(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.lifecycle.model_jobs.STOPPED_S", 0.5)
+    await with_model(box, llama_server_on_socket)
+    jobs = [await begun(box, **LONG) for _ in range(2)]
+    for job in jobs:
+        await until_it_writes(box, job)
+    process = await one(box)
+    process.suspend()
+    assert (await box.services.model_jobs.cancel(jobs[0].id)).state is JobState.CANCELLED
+    assert (await ended(box, jobs[1])).state is JobState.FAILED
+    await until(lambda: not is_alive(process.pid))
+    assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
+
+
+async def test_jobs_that_agents_begin_while_they_answer_a_call_are_three_deep_at_most(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    """The agent here is one that has a call under way: by the events of its caller, as the process tells them."""
+    await with_model(box, llama_server_on_socket)
+    jobs, agent = box.services.model_jobs, box.life("bob").agent if await box.create("bob") else None
+    assert agent is not None
+    call = JobWord(0.0, "tool_call", {"turn": 1, "id": "a", "name": "look", "arguments": "{}", "agent": "bob"})
+    found = []
+    for depth in range(1, 4):
+        job = await jobs.begin(JobOrder(**LONG), actor=ME, agent=agent)
+        await until_it_writes(box, job)
+        await jobs._write(jobs._runs[job.id], [call])
+        found.append(job)
+        assert jobs._runs[job.id].depth == depth
+    assert [job.plan["parent"] for job in found] == ["", found[0].id, found[1].id]
+    with pytest.raises(NotPermitted, match="3 deep"):
+        await jobs.begin(JobOrder(**HI), actor=ME, agent=agent)
+    turn = {"turn": 1, "answer": "", "calls": [{"id": "b", "name": "look", "arguments": "{}"}]}
+    for number in range(2, 10):
+        await jobs._write(jobs._runs[found[0].id], [JobWord(0.0, "turn", turn | {"turn": number})])
+    with pytest.raises(HiveError, match="used up their turns"):
+        await jobs._write(jobs._runs[found[1].id], [JobWord(0.0, "turn", turn)])
+    for job in found:
+        await jobs.cancel(job.id)
 
 
 async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_they_said(

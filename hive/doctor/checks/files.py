@@ -122,8 +122,8 @@ def socket_rows(subject: Subject) -> list[PathRow]:
         return [*directory_rows(subject, below=RUNTIMES), *_appliance_sockets(subject)]
     if (paths := subject.paths) is None:
         return []
-    sockets = (paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket, paths.admin_socket)
-    sockets = (*sockets, paths.job_entry_socket)
+    sockets = [paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket, paths.admin_socket]
+    sockets.append(paths.job_entry_socket)
     agents = [PathRow(path, None, None, None, 0o077) for path in _entries(paths.runtime / "a")]
     return [_own(paths.runtime, 0o066), *(_own(path, 0o077) for path in sockets), *agents]
 
