@@ -1,4 +1,4 @@
-"""Who may begin, see and end a job in which a model works, over TCP and at the socket: a real daemon with such jobs."""
+"""Beginning, seeing and ending jobs in which a model works, over TCP: for whom they are, at a real daemon."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ DONE = {"type": "function", "function": {"name": "GO_HOME", "description": "Say 
 
 
 def test_a_model_calls_a_tool_of_an_agent_and_its_user_sees_it(caller: JobUser) -> None:
-    """What it calls is chance: job after job until one has called, and one has given a signal of its user's own."""
+    """Goes on until one job has called, and one has given a signal of its user's own: what it calls is chance."""
     (caller.directory / "tools.json").write_text(json.dumps([LOOK]))
     (caller.directory / "exits.json").write_text(json.dumps([DONE]))
     words = [word for name, value in HOT.items() for word in ("--param", f"{name}={value}")]

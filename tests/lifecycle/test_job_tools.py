@@ -10,21 +10,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
 from hive.domain import BackendKind, JobState
 from hive.errors import BadRequest, NotFound, NotPermitted
 from hive.host.process import ProcessTable
+from hive.jobs.call_forms import ToolForm
 from hive.jobs.order import JobEvent, JobOrder
 from hive.link.jobs import AskExecIn
 from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.settings.jobs import JobsSection
 from hive.store.audit import Filter
+from tests import llama
 from tests.control.box import AWAKE, Box, is_alive, until
 from tests.ports import free_port
 from tests.worker.scripted import Folder
@@ -99,22 +103,29 @@ def mcp(*command: str, agent: str = "scribe", **more: Any) -> dict[str, Any]:
     return {"type": "mcp", "agent": agent, "command": list(command), **more}
 
 
+@asynccontextmanager
+async def tool_box(box: Box, model: str) -> AsyncIterator[ToolBox]:
+    """With the agent `scribe`, which runs tool_agent.py, and the model at that socket."""
+    await box.start_helper()
+    await box.start_daemon(HURRIED, backend=(BackendKind.LLAMA, model))
+    await box.start_real_proxy()
+    await until(lambda: box.inference()["running"])
+    await agent(box, "scribe", "tool_agent.py")
+    found = ToolBox(box)
+    yield found
+    await found.jobs.close()
+    await until(lambda: found.jobs.process_id is None)
+
+
 @pytest.fixture
 async def tools(box: Box, tmp_path: Path) -> AsyncIterator[ToolBox]:
-    """With the agent `scribe`, which runs tool_agent.py."""
+    """A model that calls what it is told to."""
     model = Folder(tmp_path)
     process = subprocess.Popen(model.launch().command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
         await until(model.socket.exists)
-        await box.start_helper()
-        await box.start_daemon(HURRIED, backend=(BackendKind.LLAMA, str(model.socket)))
-        await box.start_real_proxy()
-        await until(lambda: box.inference()["running"])
-        await agent(box, "scribe", "tool_agent.py")
-        found = ToolBox(box)
-        yield found
-        await found.jobs.close()
-        await until(lambda: found.jobs.process_id is None)
+        async with tool_box(box, str(model.socket)) as found:
+            yield found
     finally:
         process.kill()
         process.wait()
@@ -134,6 +145,14 @@ async def test_an_agent_answers_a_call_and_learns_of_which_job_it_is(tools: Tool
     assert json.loads(said[0]) == {"a": [1, "b"]}
     fields = json.loads(said[1])
     assert (fields["x-hive-job"], "authorization" in fields) == (tools.last, False)
+
+
+async def test_a_caller_cannot_pass_itself_off_as_a_job(tools: ToolBox) -> None:
+    port, token = tools.box.services.proxy_link.ingress_port, tools.box.tokens("scribe")["ingress"]
+    fields = {"X-Hive-Token": token, "X-Hive-Job": "mine", "Authorization": "Bearer mine"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/agents/scribe") as client:
+        found = (await client.post("/tools/fields", json={}, headers=fields)).json()
+    assert ("x-hive-job" in found, found["authorization"]) == (False, "Bearer mine")
 
 
 async def test_a_call_that_comes_to_nothing_says_why_and_the_job_goes_on(tools: ToolBox) -> None:
@@ -188,11 +207,13 @@ async def test_a_server_that_dies_is_started_anew_by_the_next_call(tools: ToolBo
 @pytest.mark.parametrize("words", [(), ("--stateless",)], ids=["session", "stateless"])
 async def test_a_server_at_the_agents_port_is_spoken_to_through_ingress(tools: ToolBox, words: tuple[str, ...]) -> None:
     await agent(tools.box, "mcp", "mcp_server.py", *words, "--port")
-    script = 'call add={"a":2,"b":3} | call hang={} | call fail={} | call long={"size":9000000} | call say={"text":"x"}'
+    script = 'call add={"a":2,"b":3} | wait 2 call hang={} | call fail={} | call long={"size":9000000} | '
+    script += 'call say={"text":"x"}'
     entry = {"type": "mcp", "agent": "mcp", "path": "/mcp"}
     job = await tools.begin(script, entry)
-    await until(lambda: tools.turns(job) >= 1)
-    assert tools.box.life("mcp").held == 0
+    await tools.until_results(job, 1)
+    await tools.box.life("mcp").fall_asleep("idle")
+    assert (await tools.box.view("mcp"))["status"] == "paused", "nothing of a session keeps it awake"
     events = await tools.events(job)
     said = [event.data["result"] for event in events if event.event == "tool_result"]
     assert said[0] == "5", said
@@ -269,6 +290,32 @@ async def test_the_daemon_runs_nothing_that_the_order_does_not_name(tools: ToolB
         answer = await tools.told(AskExecIn(job=job, agent=agent_name, command=command))
         assert isinstance(answer, Failed), answer
     assert tools.box.life("scribe").held == 1
+
+
+@pytest.mark.llama
+async def test_a_real_model_calls_a_real_mcp_server(box: Box, tmp_path: Path) -> None:
+    """Its weights are random and its calls are chance, in the form that a schema gives them."""
+    flags = ("--no-jinja", "--chat-template", "chatml")
+    params = {"temperature": 30.0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": -1, "max_tokens": 300}
+    more: dict[str, Any] = {
+        "tool_form": ToolForm.SCHEMA,
+        "params": params,
+        "answer_schema": {"const": "x"},
+        "exit_tools": [],
+    }
+    with llama.serve(tmp_path, on_socket=True, more=flags) as server:
+        async with tool_box(box, server.address) as tools:
+            for _ in range(40):
+                order = JobOrder(name="t", model=llama.MODEL, prompt="Who?", tools=[mcp(*MCP, names=["pid"])], **more)
+                events = await tools.events((await tools.jobs.begin(order, actor=ME)).id)
+                results = [event.data["result"] for event in events if event.event == "tool_result"]
+                if results and results[0].split()[0].isdecimal():
+                    break
+            else:
+                raise AssertionError("it never called")
+            turns = [event.data for event in events if event.event == "turn"]
+            assert len(turns) >= 2, turns
+            assert turns[1]["tokens_cached"] >= turns[0]["tokens_in"] - 1, turns
 
 
 def marked(box: Box) -> list[int]:
