@@ -88,6 +88,7 @@ from hive.host.process import identify
 from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapters import Adapters
+from hive.lifecycle.background_responses import BackgroundResponses
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
@@ -98,6 +99,7 @@ from hive.lifecycle.parking import Parking
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
 from hive.lifecycle.signed_loads import LoadApprovals
+from hive.link.background import FromProxyBackground
 from hive.link.helper import Ended
 from hive.link.leases import LeaseHolder
 from hive.link.link import LinkReply, failed
@@ -303,6 +305,15 @@ class Daemon:
             executor=executor,
             proxy_link=self._proxy_link,
         )
+        self._background = BackgroundResponses(
+            self._model_jobs,
+            self._jobs,
+            self._database,
+            self._responses,
+            agent_of=self._agent_of,
+            is_kept=lambda: bool(self.effects.settings.proxy.responses_kept_mb),
+        )
+        self._responses.in_background = self._background
         self._governor = Governor(
             rules,
             installed=paths.apart,
@@ -354,6 +365,9 @@ class Daemon:
             audit_log=self._audit_log,
             has_rule=self._governor.has_rule,
         )
+        self._adapter_registry = AdapterRegistry(
+            recorded.deployed_adapters, database=self._database, has_rule=self._governor.has_rule
+        )
         self._pool = ModelPool(
             entries,
             settings=lambda: self.effects.settings,
@@ -366,7 +380,7 @@ class Daemon:
             audit_log=self._audit_log,
             address_of=self._address_of,
             pins=recorded.pins,
-            why_not_approved=self._deployments.why_not_approved,
+            why_not_approved=self._why_not_approved,
         )
         self._speculation = SpeculationWatch(active=self._active, pool=self._pool, audit_log=self._audit_log)
         self._deployment_watch = DeploymentWatch(
@@ -386,6 +400,7 @@ class Daemon:
             audit_log=self._audit_log,
             settings=lambda: self.effects.settings,
             check=self._check_adapter,
+            why_not_approved=self._adapter_registry.why_not_approved,
         )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
@@ -422,13 +437,14 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             parking=self._parking,
+            served_as=self._adapters.served_as,
         )
         self._adapter_orders = AdapterOrders(
             directory=adapters,
             keys=self._adapter_keys,
             settings=lambda: self.effects.settings.adapters,
             served=self._adapters,
-            registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
+            registry=self._adapter_registry,
             models=self._models,
             pool=self._pool,
             jobs=self._jobs,
@@ -885,6 +901,11 @@ class Daemon:
         self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
         self._adapter_files.check(record)
 
+    def _why_not_approved(self, entry: ModelEntry, digest: str) -> str:
+        """The reason that the pool may not load this by itself, a clause; empty where it may."""
+        why, adapter = self._deployments.why_not_approved(entry, digest), entry.adapter
+        return why if why or adapter is None else self._adapter_registry.why_not_approved(adapter.name, adapter.digest)
+
     def _adapter_keys(self) -> TrustedKeys:
         return TrustedKeys(self._paths.adapter_keys(self.effects.settings.adapters.keys_dir))
 
@@ -1031,6 +1052,13 @@ class Daemon:
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
+
+    def _agent_of(self, agent: str) -> Agent | None:
+        life = self.roster.get(agent)
+        return None if life is None else life.agent
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
+        self._background.hear(message, reply)
 
     def look_for_models(self, answer: Callable[[Done], None]) -> None:
         self._spawn(self._look_for_models(answer), "look for models")

@@ -80,13 +80,23 @@ ALLOWED: dict[str, set[str]] = {
         | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"}
         | {"jobs.mcp_extra"},
     ),
+    **dict.fromkeys(
+        ("lifecycle.background_responses", "lifecycle.background_events"),
+        LEAVES
+        | DAEMON_PARTS
+        | {"lifecycle", "control", "audit", "jobs.order"}
+        | {"dialects.openai_responses_background", "dialects.openai_responses_answers"},
+    ),
     "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit", "jobs.order", "jobs.tool_specs"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
     "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
     "jobs": LEAVES | {"worker"},
     **dict.fromkeys(
-        ("jobs.process", "jobs.access", "jobs.telling", "jobs.model_run", "jobs.agent_tools", "jobs.inside_streams"),
+        (
+            *("jobs.process", "jobs.access", "jobs.telling", "jobs.model_run", "jobs.background_run"),
+            *("jobs.agent_tools", "jobs.inside_streams"),
+        ),
         LEAVES | {"worker", "jobs", "link", "host", "dialects"},  # of the process of model jobs
     ),
     "jobs.wiring": LEAVES | {"worker", "jobs", "backends.command_line", "host.cgroup"},  # types of what it passes on

@@ -196,7 +196,9 @@ class JobApi:
         """Every event has a number: a client that lost its connection goes on behind the last one it has. What was
         recorded comes first. `ended` is the last event; a comment comes every 15 s where nothing happens."""
         job = await self._task(named(request, "id"))
-        after = AFTER.of(request) if AFTER.name in request.query_params else int(LAST_EVENT_ID.of(request) or 0)
+        after, last = AFTER.of(request), LAST_EVENT_ID.of(request)
+        if AFTER.name not in request.query_params:
+            after = int(last or 0)
         is_followed = FOLLOW.of(request)
         # raises where nothing is kept any more: a stream that has begun could not tell
         async with aclosing(cast(JobEvents, self._services.model_jobs.events(job.id))) as kept:

@@ -249,6 +249,7 @@ def _event(data: Schema) -> Schema:
         "type": "object",
         "description": "Each event of the stream.",
         "properties": {
+            "id": {"type": "string", "description": "Its number, where it has one to go on from."},
             "event": {"type": "string", "description": "Its kind."},
             "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
         },

@@ -137,6 +137,7 @@ class McpServer:
             except BaseException:
                 await self._ended()
                 raise
+            self._told.why = ""  # what there was while it was agreed how to speak
             return self._client
 
     @property
@@ -167,9 +168,8 @@ class McpServer:
         code, message = error.error.code, error.error.message
         is_over = code == types.CONNECTION_CLOSED or message == "Session terminated"
         if not is_over:
-            return ToolFailed(
-                f"{message}; {self._told.why}" if self._told.why and code != types.INVALID_PARAMS else message
-            )
+            why, self._told.why = self._told.why, ""
+            return ToolFailed(f"{message}; {why}" if why else message)
         await self._end_session()
         more = "the next call opens it anew" if self._opened < OPENED_MAX else "it is not opened again"
         return ToolFailed(f"{self.title} is gone: {self._why}; {more}")

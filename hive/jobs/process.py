@@ -18,6 +18,8 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import ConfigError, HiveError
+from hive.host.loop_lag import watched
+from hive.host.notify import Notifier
 from hive.host.sockets import UNIX, take_sockets
 from hive.jobs.access import JobAccess, ProgramsOfJob
 from hive.jobs.ending import JobEnding, failed
@@ -129,10 +131,14 @@ def _ends(job: str, ending: JobEnding) -> JobEnds:
 
 async def _serve(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
+    notifier = Notifier(os.environ, pid=os.getpid())
     process = JobProcess(sock)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, process.gone.set)
-    await process.gone.wait()
+    with watched(notifier, str):  # an empty word: what hangs is the loop or nothing
+        notifier.ready("serving")
+        await process.gone.wait()
+    notifier.stopping()
 
 
 def first_link(env: dict[str, str]) -> socket.socket | None:

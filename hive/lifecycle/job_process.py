@@ -72,6 +72,13 @@ class JobProcessLink:
         if self._link is not None:
             self._link.close()
 
+    def kill(self) -> None:
+        """Ends one that hangs; systemd's watchdog does where systemd has started it."""
+        log.warning("jobs_hang killed=%s", self._process is not None)
+        if self._process is not None:
+            self._process.kill()
+        self.close()
+
     async def ended(self) -> None:
         """Ends it, and returns when one that was started here has ended; kills it where that takes long."""
         self.close()

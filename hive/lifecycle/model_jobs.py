@@ -32,6 +32,7 @@ from hive.errors import (
     NotSupported,
     ResultNotReady,
     Saturated,
+    TimedOut,
     WrongState,
 )
 from hive.jobs.mcp_extra import check_mcp
@@ -124,7 +125,7 @@ class ModelJobs:
         own = agent or (self._roster.find(order.agent).agent if order.agent else None)
         tenant = own.spec.tenant if own is not None else order.tenant or "default"
         callable_agents = self._callable(order, tenant)
-        parent = None if agent is None else self._caller_of(agent.id)
+        parent = None if agent is None else self._caller_of(agent)
         if parent is not None and parent.depth >= DEEPEST:
             raise NotPermitted(f"jobs that are begun by jobs are at most {DEEPEST} deep")
         if len(self._waiting) >= WAITING_MAX:
@@ -280,7 +281,10 @@ class ModelJobs:
         for job in left:
             ending = await asyncio.to_thread(self._left_ending, job.id)
             await self._write_end(job, ending)
-        await self._database.write(job_turns.forget_lost)
+        try:
+            await self._database.write(job_turns.forget_lost)
+        except HiveError as error:
+            log.warning("jobs_not_pruned error=%s", error.message)
         await self._prune()
 
     def _left_ending(self, job_id: str) -> JobEnd:
@@ -360,6 +364,8 @@ class ModelJobs:
             try:
                 link = await self._process.link()
                 await link.ask(StopJob(job=run.id), Done, timeout_s=STOPPED_S)
+            except TimedOut:
+                self._process.kill()
             except HiveError as error:
                 log.warning("job_not_stopped job=%s error=%s", run.id, error.message)
 
@@ -404,16 +410,24 @@ class ModelJobs:
             self._process.close()
 
     async def _write_end(self, job: StoredJob, ending: JobEnd) -> None:
+        """Where the database has no room for it now, it is written once it has: until then the job is told to run."""
         self.outcomes[ending.status] = self.outcomes.get(ending.status, 0) + 1
-        while True:
-            try:
-                await self._jobs.end(job, ending.state, result=ending.row, error=ending.error)
-                return
-            except HiveError as error:
-                log.error("job_end_not_written job=%s error=%s: it is tried again", job.id, error.message)
-            if self._closing:
-                return  # the next start reads it from the output
+        if not await self._has_written(job, ending):
+            spawn(self._write_end_later(job, ending), name=f"end of job {job.id}")
+
+    async def _write_end_later(self, job: StoredJob, ending: JobEnd) -> None:
+        while not self._closing:  # else the next start reads it from the output
             await asyncio.sleep(END_AGAIN_S)
+            if await self._has_written(job, ending):
+                return
+
+    async def _has_written(self, job: StoredJob, ending: JobEnd) -> bool:
+        try:
+            await self._jobs.end(job, ending.state, result=ending.row, error=ending.error)
+        except HiveError as error:
+            log.error("job_end_not_written job=%s error=%s: it is tried again", job.id, error.message)
+            return False
+        return True
 
     async def _prune(self) -> None:
         """Takes away the oldest outputs beyond `kept_mb`, and files of jobs that are on record no more."""
@@ -520,9 +534,9 @@ class ModelJobs:
             found[agent.id] = None
         return list(found)
 
-    def _caller_of(self, agent: str) -> JobRun | None:
+    def _caller_of(self, agent: Agent) -> JobRun | None:
         """The job, of several the latest, that has a call under way at this agent."""
-        calling = [run for run in self._runs.values() if agent in run.called_agents]
+        calling = [run for run in self._runs.values() if run.called_agents & {agent.id, agent.name}]
         return max(calling, key=lambda run: run.job.created_at, default=None)
 
 

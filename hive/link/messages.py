@@ -11,6 +11,15 @@ import msgspec
 from hive.budgets import NO_LIMITS, TokenLimits
 from hive.domain import BackendInfo, CloudUse, ModelInfo, Tier
 from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
+from hive.link.background import (
+    AskBackground,
+    AskBackgroundEvents,
+    AskBeginBackground,
+    BackgroundEventsAre,
+    BackgroundIs,
+    CancelBackground,
+    DropBackground,
+)
 from hive.link.cache import UseCacheEpochs
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.helper import (
@@ -402,6 +411,13 @@ AnyMessage = (
     | AskInputItems
     | ResponseIs
     | DropResponse
+    | AskBeginBackground
+    | AskBackground
+    | AskBackgroundEvents
+    | BackgroundIs
+    | BackgroundEventsAre
+    | CancelBackground
+    | DropBackground
     | UsageBatch
     | AskSpent
     | SpentIs

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from hive.dialects.translators import RESPONSES
 from hive.domain import Dialect
 from hive.errors import Cancelled, HiveError, NotFound, NotPermitted, Saturated, Unauthorized
 from hive.link.jobs import JobGrantRow
@@ -92,6 +93,10 @@ class JobExchange(Exchange):
         self._row = row
         super().__init__(path, connection)
 
+    @property
+    def job(self) -> str:
+        return self._row.job
+
     def _prepare(self, request: Request) -> Prepared:
         return self._decide(request)
 
@@ -101,6 +106,11 @@ class JobExchange(Exchange):
         self._path.claim(self._connection, entry.jobs)
         self._belongs_to(entry)
         return entry
+
+    def _3_not_too_often(self, prepared: Prepared) -> None:
+        """A response that is made in the background was charged when its client asked for it."""
+        if prepared.decided.endpoint.name != RESPONSES:
+            super()._3_not_too_often(prepared)
 
     def _wishes(self, request: Request, entry: AgentEntry) -> Wishes:  # noqa: ARG002 - the daemon has said them
         wishes = Wishes(tenant="" if self._row.agent else self._row.tenant, band=self._row.band)

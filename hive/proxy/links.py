@@ -58,6 +58,7 @@ from hive.metering.usage_spool import UsageSpool
 from hive.models.cache_epochs import CacheEpochs
 from hive.proxy.adapter_drains import AdapterDrains
 from hive.proxy.api_wake import ApiWake, ToldAgent
+from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
@@ -158,6 +159,7 @@ class ProxyLinks:
         path.parked.ask = self._use_parked
         path.looking = Looking(self._look_for_models)
         path.stored = StoredResponses(lambda: self._daemon.link)
+        path.background = BackgroundSource(lambda: self._daemon.link)
 
     async def _look_for_models(self) -> None:
         """Asks the daemon for new models; it sends them before its answer. Raises LinkLost, TimedOut."""

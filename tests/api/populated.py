@@ -336,7 +336,7 @@ def add_old_jobs(conn: sqlite3.Connection) -> None:
 
 
 def write_old_output(directory: Path) -> None:
-    """What the old task said."""
+    """Writes the output of the old task."""
     output = JobOutput(directory, OLD_TASK)
     ended = {"status": "incomplete", "reason": "length", "detail": "it was cut off"}
     words = [("delta", {"turn": 1, "text": "Bees"}), ("tool_call", {"name": "look"}), ("ended", ended)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -113,6 +114,15 @@ def hive(llama: LlamaServer) -> Iterator[Stack]:
         yield hive
 
 
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobUser]:
+    """A user of a model that is held to JSON: grammars make it write real calls of tools."""
+    folder = tmp_path_factory.mktemp("llama-calls")
+    with serve(folder, more=("--no-jinja", "--chat-template", "chatml")) as server, stack(url=server.url) as hive:
+        hive.create("guide", "guide.py", port=9000)
+        yield JobUser(hive, folder)
+
+
 @pytest.fixture
 def user(hive: Stack, tmp_path: Path) -> JobUser:
     return JobUser(hive, tmp_path)
@@ -214,6 +224,55 @@ def test_a_cancelled_job_keeps_what_it_had_said(user: JobUser) -> None:
     assert user.ok("cancel", job).out == f"job {job} is cancelled\n", "once is enough"
 
 
+LOOK = {
+    "type": "function",
+    "agent": "guide",
+    "function": {
+        "name": "look",
+        "description": "Look around.",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"type": "string", "enum": ["north", "south"]}},
+            "required": ["where"],
+        },
+    },
+}
+HOT = {"temperature": 30.0, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 300}
+"""Else its weights, random as they are, want one thing only."""
+DONE = {"type": "function", "function": {"name": "GO_HOME", "description": "Say that it is late."}}
+
+
+def test_a_model_calls_a_tool_of_an_agent_and_its_user_sees_it(caller: JobUser) -> None:
+    """Goes on until one job has called, and one has given a signal of its user's own: what it calls is chance."""
+    (caller.directory / "tools.json").write_text(json.dumps([LOOK]))
+    (caller.directory / "exits.json").write_text(json.dumps([DONE]))
+    words = [word for name, value in HOT.items() for word in ("--param", f"{name}={value}")]
+    seen = set()
+    for seed in range(60):
+        params = [*words, "--param", f"seed={seed}"]
+        files = ["--tools", "tools.json", "--exit-tools", "exits.json", "--tool-form", "schema"]
+        ran = caller("run", "bees", "--model", MODEL, *files, *params, "--follow", "Where are the bees?")
+        job = re.search(r"^job (\w+)$", ran.err, re.MULTILINE)
+        assert job is not None, ran
+        if re.search(r'^-> look \{"where": ?"(north|south)"\}$', ran.err, re.MULTILINE):
+            assert "<- look: the bees are over the meadow\n" in ran.err
+            assert "look" in caller.ok("show", job[1]).out
+            calls = [line for line in caller.hive.agent_lines("guide") if line.get("job") == job[1]]
+            assert calls
+            assert {call["path"] for call in calls} == {"/tools/look"}
+            assert all(json.loads(call["called"])["where"] in ("north", "south") for call in calls)
+            assert "-> look" in caller.ok("logs", job[1]).out
+            seen.add("call")
+        if "!! GO_HOME {}" in ran.err:
+            shown = caller("result", job[1])
+            assert "!! GO_HOME {}" in shown.err
+            assert caller.job(job[1])["state"] in ("done", "failed")
+            seen.add("signal")
+        if seen == {"call", "signal"}:
+            return
+    raise AssertionError(f"only {seen} in 60 jobs")
+
+
 def stream(user: JobUser, job: str, *, last: int | None = None, most: int | None = None) -> list[tuple[int, Any]]:
     """Events of a stream with the ids they had: all until the end, or the first few, after which the client leaves."""
     transport = httpx.HTTPTransport(uds=str(user.hive.client().path))
@@ -247,6 +306,19 @@ def test_a_reader_that_loses_its_connection_goes_on_behind_the_last_event_it_has
     assert found[-1][1]["event"] == "ended"
     assert stream(user, job, last=found[-1][0]) == []
     assert len(user.ok("logs", job, "--after", str(len(found) - 1), "--json").lines) == 1
+
+
+def test_a_reader_that_reads_nothing_holds_up_nobody(user: JobUser) -> None:
+    """Neither the job nor the daemon; and it finds all of it when it reads at last."""
+    job = user.begin("long", "--model", MODEL, "--param", "max_tokens=30000", "--param", "ignore_eos=true", "Hello")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(user.hive.client().path))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(f"GET /api/jobs/{job}/output?follow=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert user.ended(job)["status"] == "incomplete"
+        told = b"".join(iter(lambda: sock.recv(65536), b""))
+    numbers = [int(found) for found in re.findall(rb"^id: ([0-9]+)$", told, re.MULTILINE)]
+    assert numbers == [event["n"] for event in kept(user, job)]
 
 
 def test_a_job_is_its_tenants(user: JobUser) -> None:

@@ -101,7 +101,7 @@ def result(hive: Stack, job: str) -> Any:
 
 
 def calls_of(hive: Stack, job: str) -> int:
-    """How often the agent was called for it."""
+    """Counts the calls of the agent that were made for it."""
     return sum(line.get("job") == job for line in hive.agent_lines("guide"))
 
 
@@ -118,7 +118,7 @@ def check_whole(hive: Stack, job: str) -> None:
 
 
 def test_a_job_calls_an_agent_through_its_turns_and_its_cache_holds(hive: Stack) -> None:
-    """What a random model calls is chance: jobs are begun until one had three turns."""
+    """A random model calls by chance: jobs are begun until one had three turns."""
     for _ in range(80):
         job = begin(hive, CALLING)
         ended(hive, job)

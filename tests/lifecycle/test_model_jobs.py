@@ -17,9 +17,19 @@ import psutil
 import pytest
 
 from hive.domain import BackendKind, JobState
-from hive.errors import BadRequest, NotFound, NotPermitted, NotSupported, ResultNotReady, StoreFull, WrongState
+from hive.errors import (
+    BadRequest,
+    HiveError,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    ResultNotReady,
+    StoreFull,
+    WrongState,
+)
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.order import JobEvent, JobOrder
+from hive.link.jobs import JobWord
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store.jobs import StoredJob
@@ -106,24 +116,29 @@ async def test_its_usage_is_metered_as_that_of_any_request(box: Box, llama_serve
         result = await ended(box, job)
         assert result.state is JobState.DONE, result
         usage = (result.result or {})["usage"]
-        rows = await until_rows(box, usage["turns"])
-        tenant = order.get("tenant", "default")
-        agent = view["id"] if "agent" in order else "operator"
-        row = next(row for row in rows if (row["agent_id"], row["tenant"]) == (agent, tenant))
+        whose = view["id"] if "agent" in order else "operator"
+        row = await metered(box, whose, order.get("tenant", "default"))
         assert (row["tokens_in"], row["tokens_out"]) == (usage["tokens_in"], usage["tokens_out"])
         assert row["endpoint"] == "/v1/chat/completions"
 
 
-async def until_rows(box: Box, count: int) -> list[dict[str, Any]]:
+async def metered(box: Box, agent: str, tenant: str) -> dict[str, Any]:
+    """The row of usage of the only request of this agent for this tenant."""
     found: list[dict[str, Any]] = []
-    for _ in range(500):
+    for _ in range(1000):
         found = await box.services.audit_log._database.read(
-            lambda conn: [dict(row) for row in conn.execute("SELECT * FROM inference_usage")]
+            lambda conn: [
+                dict(row)
+                for row in conn.execute(
+                    "SELECT * FROM inference_usage WHERE agent_id = ? AND tenant = ?", (agent, tenant)
+                )
+            ]
         )
-        if len(found) >= count:
-            return found
+        if found:
+            break
         await asyncio.sleep(0.02)
-    return found
+    (row,) = found
+    return row
 
 
 async def test_a_job_of_a_sleeping_agent_goes_on_and_wakes_nobody(
@@ -258,6 +273,49 @@ async def test_kill_9_of_the_process_of_jobs_fails_what_it_had_and_the_next_job_
     assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
 
 
+async def test_a_process_of_jobs_that_hangs_is_ended_by_the_first_cancel(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.lifecycle.model_jobs.STOPPED_S", 0.5)
+    await with_model(box, llama_server_on_socket)
+    jobs = [await begun(box, **LONG) for _ in range(2)]
+    for job in jobs:
+        await until_it_writes(box, job)
+    process = await one(box)
+    process.suspend()
+    assert (await box.services.model_jobs.cancel(jobs[0].id)).state is JobState.CANCELLED
+    assert (await ended(box, jobs[1])).state is JobState.FAILED
+    await until(lambda: not is_alive(process.pid))
+    assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
+
+
+async def test_jobs_that_agents_begin_while_they_answer_a_call_are_three_deep_at_most(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    """The agent here is one that has a call under way: by the events of its caller, as the process tells them."""
+    await with_model(box, llama_server_on_socket)
+    jobs, agent = box.services.model_jobs, box.life("bob").agent if await box.create("bob") else None
+    assert agent is not None
+    call = JobWord(0.0, "tool_call", {"turn": 1, "id": "a", "name": "look", "arguments": "{}", "agent": "bob"})
+    found = []
+    for depth in range(1, 4):
+        job = await jobs.begin(JobOrder(**LONG), actor=ME, agent=agent)
+        await until_it_writes(box, job)
+        await jobs._write(jobs._runs[job.id], [call])
+        found.append(job)
+        assert jobs._runs[job.id].depth == depth
+    assert [job.plan["parent"] for job in found] == ["", found[0].id, found[1].id]
+    with pytest.raises(NotPermitted, match="3 deep"):
+        await jobs.begin(JobOrder(**HI), actor=ME, agent=agent)
+    turn = {"turn": 1, "answer": "", "calls": [{"id": "b", "name": "look", "arguments": "{}"}]}
+    for number in range(2, 10):
+        await jobs._write(jobs._runs[found[0].id], [JobWord(0.0, "turn", turn | {"turn": number})])
+    with pytest.raises(HiveError, match="used up their turns"):
+        await jobs._write(jobs._runs[found[1].id], [JobWord(0.0, "turn", turn)])
+    for job in found:
+        await jobs.cancel(job.id)
+
+
 async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_they_said(
     box: Box, llama_server_on_socket: LlamaServer
 ) -> None:
@@ -283,6 +341,33 @@ async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_t
 def put_running(database: Path, job: str) -> None:
     with sqlite3.connect(database) as conn:
         conn.execute("UPDATE jobs SET state = 'running', result = NULL, error = NULL WHERE id = ?", (job,))
+
+
+async def test_an_end_that_the_database_had_no_room_for_is_written_once_it_has(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.lifecycle.model_jobs.END_AGAIN_S", 0.05)
+    await with_model(box, llama_server_on_socket)
+    jobs, end, is_full = box.services.model_jobs, box.services.jobs.end, [True]
+
+    async def ends(*given: Any, **more: Any) -> StoredJob:
+        if is_full[0]:
+            raise StoreFull
+        return await end(*given, **more)
+
+    monkeypatch.setattr(box.services.jobs, "end", ends)
+    job = await begun(box, **LONG)
+    await until_it_writes(box, job)
+    assert (await jobs.cancel(job.id)).state is JobState.RUNNING
+    is_full.clear()
+    is_full.append(False)
+    found = await box.services.jobs.get(job.id)
+    for _ in range(500):
+        if (found := await box.services.jobs.get(job.id)).ended:
+            break
+        await asyncio.sleep(0.02)
+    assert found.state is JobState.CANCELLED
+    assert (await jobs.result(job.id))["status"] == "cancelled"
 
 
 async def test_an_end_that_was_written_only_to_the_output_is_the_end_after_a_start(

@@ -167,7 +167,7 @@ def _status_of(job: Answer) -> str:
 
 
 def _why(job: Answer) -> str:
-    """How it ended, as a sentence; of one that runs, how far it is.
+    """The reason of its end, as a sentence; of one that runs, its progress.
 
     >>> _why({"error": None, "progress": "turn 1", "result": {"status": "completed", "detail": ""}, "task": {}})
     ''

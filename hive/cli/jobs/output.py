@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from hive.cli.call import Answer, CommandCall, flush, out
 from hive.cli.following import LOOK_S, looked_at
 from hive.cli.text import harmless, number, one_line
 from hive.errors import DependencyDown
+from hive.terminal_text import wants_colour
 
 SHOWN = 300
 """Characters of arguments and results; with --json, and in the result of the job, there is the whole of them."""
@@ -43,17 +46,25 @@ def events_of(call: CommandCall, job: str, *, after: int = 0, follow: bool) -> I
 
 
 class OutputWriter:
-    """Writes events: what the model says to stdout, all else to `talk`, a line each."""
+    """Writes events: what the model says to stdout, all else to `talk`, a line each.
 
-    def __init__(self, talk: Callable[[str], None]) -> None:
+    `thinks`: what it thinks, too, in faint letters; None: where stdout is a terminal that has some.
+    """
+
+    def __init__(self, talk: Callable[[str], None], *, thinks: bool | None = None) -> None:
         self._talk = talk
-        self._is_open = False
+        is_faint = wants_colour(is_terminal=sys.stdout.isatty(), env=os.environ)
+        self._thinks = is_faint if thinks is None else thinks
+        self._open = ""
+        """The event whose text has not ended its line; empty for none."""
 
     def write(self, event: Answer) -> None:
         """One event, at once."""
-        if piece := piece_of(event):
-            out(harmless(piece), end="")
-            self._is_open = not piece.endswith("\n")
+        if event["event"] == "thinking":
+            if self._thinks and (text := str(event["data"].get("text", ""))):
+                self._piece("thinking", text, f"\x1b[2m{harmless(text)}\x1b[22m")
+        elif piece := piece_of(event):
+            self._piece("delta", piece, harmless(piece))
         elif line := line_of(event):
             self.close()
             self._talk(line)
@@ -61,11 +72,17 @@ class OutputWriter:
             self.close()
         flush()
 
+    def _piece(self, kind: str, text: str, shown: str) -> None:
+        if self._open != kind:
+            self.close()
+        out(shown, end="")
+        self._open = "" if text.endswith("\n") else kind
+
     def close(self) -> None:
         """Ends the line that is open: what follows begins one of its own."""
-        if self._is_open:
+        if self._open:
             out("")
-            self._is_open = False
+            self._open = ""
 
 
 def piece_of(event: Answer) -> str:
@@ -73,6 +90,8 @@ def piece_of(event: Answer) -> str:
 
     >>> piece_of({"event": "delta", "data": {"text": "Hel"}}), piece_of({"event": "turn", "data": {"n": 1}})
     ('Hel', '')
+    >>> piece_of({"event": "response", "data": {"type": "response.output_text.delta", "delta": "lo"}})
+    'lo'
     """
     data = event["data"]
     if event["event"] == "delta":

@@ -131,6 +131,9 @@ def _order_of(name: str, words: list[str] | None) -> Answer:
 def _begun(call: CommandCall, order: Answer) -> Answer:
     try:
         return call.client.post("/api/jobs", order, timeout_s=BEGIN_S)
+    except KeyboardInterrupt:
+        call.say("the job may have begun: hive job list")
+        raise
     except NotFound as error:
         if order["agent"] and order["agent"] in error.message:
             with call.about(order["agent"]):
