@@ -304,6 +304,7 @@ class Daemon:
             roster=self.roster,
             executor=executor,
             proxy_link=self._proxy_link,
+            tenants=lambda: self.effects.settings.tenants,
         )
         self._background = BackgroundResponses(
             self._model_jobs,
@@ -750,7 +751,7 @@ class Daemon:
         self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
-        await self._model_jobs.recover(self._model_jobs_left)
+        self._spawn(self._model_jobs.recover(self._model_jobs_left), "jobs of before")
         await self._load_tasks.forsake()
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
@@ -817,8 +818,8 @@ class Daemon:
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
         self.services.runner.is_stopping = True
-        await self._model_jobs.close()
         await self._pool.close()  # before anything that takes time: the models may be ending, too
+        await self._model_jobs.close()
         await self._ollama.close()
         api, self._api = self._api, None
         if api is not None:

@@ -137,8 +137,10 @@ class Jobs:
         return ended
 
     async def forget(self, job: StoredJob, *, plan: dict[str, Any], also: Also) -> None:
-        """Of an ended one, what it was asked and came to goes, and `also` is written with that."""
-        await self._write(jobs.update, msgspec.structs.replace(job, plan=plan, result=None), also)
+        """Of an ended one, what it was asked and came to goes but for the code of its error, and `also` is written with
+        that."""
+        error = None if job.error is None else {**job.error, "message": "", "hint": "", "log": []}
+        await self._write(jobs.update, msgspec.structs.replace(job, plan=plan, result=None, error=error), also)
 
     async def give_up(self, left: list[StoredJob]) -> None:
         """Jobs that an earlier daemon left, and that are not carried on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -131,12 +132,22 @@ def _check_texts(order: JobOrder) -> None:
         raise BadRequest("agent and tenant: an agent has a tenant already, so name one of the two")
     if order.tenant and not is_name(order.tenant):
         raise BadRequest("tenant: a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -")
+    if not _is_finite(msgspec.to_builtins(order)):
+        raise BadRequest("the order: a number in it is not finite, so it is no JSON")
     try:
         size = len(msgspec.json.encode(order))
     except (ValueError, TypeError, RecursionError) as error:
         raise BadRequest(f"the order is no JSON: {error}") from None
     if size > TEXT_MAX_BYTES:
         raise BadRequest(f"the order has {size} bytes; {TEXT_MAX_BYTES} are the most")
+
+
+def _is_finite(found: object) -> bool:
+    if isinstance(found, dict):
+        return all(_is_finite(value) for value in found.values())
+    if isinstance(found, list):
+        return all(_is_finite(value) for value in found)
+    return not isinstance(found, float) or math.isfinite(found)
 
 
 def exit_definitions(order: JobOrder) -> Sequence[ToolDefinition]:

@@ -38,6 +38,8 @@ log = logging.getLogger("hive.jobs")
 KEPT_S = 120.0
 """The daemon keeps what a job says within this: a disk may be slow."""
 FIRST_LINK_S = 30.0
+LET_GO_S = 2.0
+"""A job that is stopped is waited for so long; what its tools take to end is theirs, and holds up nobody."""
 
 
 class JobProcess:
@@ -46,6 +48,7 @@ class JobProcess:
     def __init__(self, sock: socket.socket) -> None:
         self.gone = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._telling: dict[str, Telling] = {}
         self._link = Link(sock, name="daemon", on_message=self._hear, on_lost=self._lost)
 
     def __repr__(self) -> str:
@@ -69,25 +72,35 @@ class JobProcess:
         async def keep(words: list[JobWord]) -> None:
             await self._link.ask(JobSaid(job=job, words=words), Done, timeout_s=KEPT_S)
 
-        telling = Telling(keep)
+        telling = self._telling[job] = Telling(keep)
         try:
-            ending = await self._outcome(told, telling)
-            await telling.flush()
+            ending = await self._ending(told, telling)
             await self._link.ask(_ends(job, ending), Done, timeout_s=KEPT_S)
         except asyncio.CancelledError:
             await _flushed(telling)
             raise
-        except HiveError as error:  # the daemon keeps no more of it, and ends it for that reason
-            log.warning("job_not_kept job=%s error=%s", job, error.message)
+        except HiveError as error:  # the daemon has ended it
+            log.info("job_end_not_heard job=%s error=%s", job, error.message)
         finally:
             self._running.pop(job, None)
+            self._telling.pop(job, None)
+
+    async def _ending(self, told: RunJob, telling: Telling) -> JobEnding:
+        """Its end, once all it said is kept; where that cannot be kept, that is its end."""
+        try:
+            ending = await self._outcome(told, telling)
+            await telling.flush()
+        except HiveError as error:
+            log.warning("job_not_kept job=%s error=%s", told.job, error.message)
+            return failed(error.code, error.message)
+        return ending
 
     async def _outcome(self, told: RunJob, telling: Telling) -> JobEnding:
         """Its end, whatever happens. Raises what kept the daemon from keeping what it said."""
-        work = msgspec.json.decode(told.work, type=JobWork)
-        fields = {"Authorization": f"Bearer {told.token}"}
-        access = JobAccess(told.job, Path(told.entry), fields, ProgramsOfJob(told.job, self._link))
         try:
+            work = msgspec.json.decode(told.work, type=JobWork)
+            fields = {"Authorization": f"Bearer {told.token}"}
+            access = JobAccess(told.job, Path(told.entry), fields, ProgramsOfJob(told.job, self._link))
             if work.order.form is JobForm.RESPONSES:
                 from hive.jobs.background_run import run_response
 
@@ -100,10 +113,13 @@ class JobProcess:
             return failed("internal", f"a fault of Hive's own: {type(error).__name__}: {error}")
 
     async def _stop(self, job: str, reply: LinkReply) -> None:
-        task = self._running.get(job)
+        """Answers once it has let go of its model and its last words are kept; its tools may end later."""
+        task, telling = self._running.get(job), self._telling.get(job)
         if task is not None:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=LET_GO_S)
+            if not task.done() and telling is not None:
+                await asyncio.wait({spawn(_flushed(telling), name=f"last words of job {job}")}, timeout=LET_GO_S)
         reply(Done())
 
 

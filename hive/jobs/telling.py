@@ -75,7 +75,7 @@ class Telling:
             words, self._words, self._bytes = self._words, [], 0
             try:
                 await self._send(words)
-            except HiveError as error:
-                self._failure = error
+            except Exception as error:  # a number that no message can hold, too: what is lost is never passed over
+                self._failure = error if isinstance(error, HiveError) else HiveError(f"it cannot be told: {error!r}")
                 self._words, self._bytes = [], 0
             self._sent.set()

@@ -11,9 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from hive.domain import JobState
+from hive.errors import NotPermitted
 from hive.jobs.ending import BOUNDS
 from hive.jobs.order import JobOrder
-from hive.jobs.toolloop import LoopLimits
+from hive.jobs.toolloop import LoopFailure, LoopLimits
 from hive.lifecycle.job_output import JobOutput
 from hive.link.jobs import JobGrantRow, JobWord
 from hive.store import job_turns
@@ -22,6 +23,7 @@ from hive.store.jobs import StoredJob
 
 INTO_ROWS_ONLY = ("answer", "thinking")
 """Of a turn: its output has them already, piece by piece."""
+MALFORMED = "the model called no tool as it is to be called; hive job result tells what it wrote"
 _TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 
 
@@ -65,19 +67,24 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row(self) -> dict[str, Any]:
-        """For the table of jobs."""
-        return {"status": self.status, "reason": self.reason, "detail": self.detail, "usage": self.usage}
+        """For the table of jobs, which viewers read too: nothing of what a model wrote is in it."""
+        return {"status": self.status, "reason": self.reason, "detail": self.summary, "usage": self.usage}
+
+    @property
+    def summary(self) -> str:
+        """Its detail, where that is no text of the model's."""
+        return MALFORMED if self.reason == LoopFailure.MALFORMED_TOOL_CALL else self.detail
 
     @property
     def data(self) -> dict[str, Any]:
         """Of the event `ended`."""
-        return {**self.row, "state": str(self.state), "answer": self.answer}
+        return {**self.row, "detail": self.detail, "state": str(self.state), "answer": self.answer}
 
     @property
     def error(self) -> dict[str, Any] | None:
         if self.state is not JobState.FAILED:
             return None
-        return {"code": self.reason, "message": self.detail, "hint": "", "log": []}
+        return {"code": self.reason, "message": self.summary, "hint": "", "log": []}
 
     def with_usage(self, turns: Sequence[Mapping[str, Any]]) -> JobEnd:
         """With the sum of these turns' tokens.
@@ -144,7 +151,8 @@ def _without_turn(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class JobRun:
-    """One that has not ended. `is_told`: its process knows of it. `parent`: the job one of whose calls began it."""
+    """One that has not ended. `is_told`: its process knows of it. `parent`: the job one of whose calls began it.
+    `begun_by`: the agent that began it for itself, empty for an operator."""
 
     def __init__(
         self,
@@ -156,6 +164,7 @@ class JobRun:
         tenant: str,
         callable_agents: list[str],
         parent: JobRun | None,
+        begun_by: str,
         token: str,
     ) -> None:
         self.id = job.id
@@ -166,6 +175,7 @@ class JobRun:
         self.tenant = tenant
         self.callable_agents = callable_agents
         self.parent = parent
+        self.begun_by = begun_by
         self.depth: int = 1 if parent is None else parent.depth + 1
         self.token = token
         self.output: JobOutput | None = None
@@ -179,7 +189,8 @@ class JobRun:
         self._calls: dict[str, str] = {}
         """Calls under way: id → the agent."""
         self._spent = 0
-        """Turns with calls of this job and of those that it began."""
+        """Turns with calls of this job and of those that it began, and one for each of those."""
+        self.has_children = False
 
     def __repr__(self) -> str:
         return f"<JobRun {self.id} depth {self.depth}, {len(self.turns)} turns>"
@@ -205,10 +216,18 @@ class JobRun:
 
     @property
     def has_overspent(self) -> bool:
-        """Whether the tree of jobs has had more turns with calls than its root may have, by a job below the root: that
-        one counts its own itself."""
+        """Whether the tree of jobs has had more turns than its root may have. A root that has begun none counts its own
+        itself."""
         root = self.root
-        return root is not self and root._spent > root.limits.max_tool_iterations
+        return (root is not self or root.has_children) and root._spent > root.limits.max_tool_iterations
+
+    def take_turn(self) -> None:
+        """A job below it takes one of the turns that its tree has. Raises NotPermitted where none is left."""
+        root = self.root
+        if root._spent >= root.limits.max_tool_iterations:
+            raise NotPermitted("the jobs that belong together have used up their turns")
+        root._spent += 1
+        root.has_children = True
 
     def took(self, rows: RowsOf) -> None:
         """These are kept."""

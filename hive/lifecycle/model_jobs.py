@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,14 @@ from hive.errors import (
     Saturated,
     TimedOut,
     WrongState,
+    did_you_mean,
 )
 from hive.jobs.mcp_extra import check_mcp
 from hive.jobs.order import JobEvent, JobOrder, JobWork, check_order, read_order
 from hive.jobs.tool_specs import read_tool_specs
 from hive.jobs.toolloop import LoopLimits
 from hive.lifecycle import job_output
+from hive.lifecycle.job_line import next_of
 from hive.lifecycle.job_output import ENDED, OUTPUT, JobOutput, JobOutputReader
 from hive.lifecycle.job_process import JobProcessLink
 from hive.lifecycle.job_programs import JobPrograms
@@ -86,10 +88,13 @@ class ModelJobs:
         roster: Roster,
         executor: Executor,
         proxy_link: ProxyGates,
+        tenants: Callable[[], Iterable[str]],
     ) -> None:
+        """`tenants`: those that the settings describe."""
         self._directory = paths.jobs
         self._entry = str(paths.job_entry_socket)
         self._settings = settings
+        self._tenants = tenants
         self._jobs = jobs
         self._database = database
         self._audit_log = audit_log
@@ -129,8 +134,12 @@ class ModelJobs:
         parent = None if agent is None else self._caller_of(agent)
         if parent is not None and parent.depth >= DEEPEST:
             raise NotPermitted(f"jobs that are begun by jobs are at most {DEEPEST} deep")
-        if len(self._waiting) >= WAITING_MAX:
-            raise Saturated(f"{len(self._waiting)} model jobs wait already", retry_after_s=30)
+        self._check_tenant(order.tenant)
+        ahead = sum(1 for run in self._waiting if bool(run.begun_by) == (agent is not None))
+        if ahead >= WAITING_MAX:
+            raise Saturated(f"{ahead} model jobs wait already", retry_after_s=30)
+        if parent is not None:
+            parent.take_turn()
         plan = {
             "name": order.name,
             "model": order.model,
@@ -150,6 +159,7 @@ class ModelJobs:
             tenant=tenant,
             callable_agents=callable_agents,
             parent=parent,
+            begun_by="" if agent is None else agent.id,
             token=secrets.token_urlsafe(32),
         )
         self._runs[job.id] = run
@@ -229,11 +239,13 @@ class ModelJobs:
             raise NotFound(f"what job {job_id} said was released")
         turns = await self._database.read(lambda conn: job_turns.turns(conn, job_id))
         signals = await self._database.read(lambda conn: job_turns.signals(conn, job_id))
-        answer = await asyncio.to_thread(self._answer_of, job_id)
+        end = await asyncio.to_thread(self._end_of, job_id)
         told = {"status": self.status_of(job), "reason": "", "detail": "", "usage": {}} | (job.result or {})
+        if end.get("detail"):
+            told["detail"] = end["detail"]
         return {
             **told,
-            "answer": turns[-1].answer if answer is None and turns else answer or "",
+            "answer": turns[-1].answer if not end and turns else str(end.get("answer", "")),
             "signals": [msgspec.to_builtins(one) for one in signals],
             "turns": [msgspec.to_builtins(one) for one in turns],
         }
@@ -269,11 +281,10 @@ class ModelJobs:
             raise NotFound(f"{job.id} is no model job but one of the kind {job.kind}")
         return job
 
-    def _answer_of(self, job_id: str) -> str | None:
-        """None where its file does not tell; blocks."""
+    def _end_of(self, job_id: str) -> Mapping[str, Any]:
+        """The last event of its output; empty where that does not tell. Blocks."""
         events = job_output.whole_events(self._directory / f"{job_id}{OUTPUT}")
-        last = events[-1] if events else None
-        return None if last is None or last.event != ENDED else str(last.data.get("answer", ""))
+        return events[-1].data if events and events[-1].event == ENDED else {}
 
     # coming and going -------------------------------------------------------------------------------------------------
 
@@ -309,11 +320,18 @@ class ModelJobs:
         spawn(self._tell_until_heard(), name="job grants")
 
     async def close(self) -> None:
-        """Ends what runs, as failed; the process of jobs ends with it."""
+        """Ends what runs, as failed; the process of jobs ends with it. What waits for its turn is on record, and the
+        next start ends it: there may be very many of them."""
         self._closing = True
         if self._idle is not None:
             self._idle.cancel()
-        runs = list(self._runs.values())
+        runs = [run for run in self._runs.values() if run not in self._waiting]
+        for run in self._waiting:
+            run.is_ended = True
+            if run.output is not None:
+                run.output.close()
+            run.ended.set()
+            run.tell_changed()
         self._waiting.clear()
         self._process.close()
         ending = JobEnd.failed(WORKER_RESTARTED, "Hive ended before it did; what it had said is kept")
@@ -330,9 +348,15 @@ class ModelJobs:
         if self._idle is not None and self._runs:
             self._idle.cancel()
             self._idle = None
-        while self._waiting and len(self._runs) - len(self._waiting) < self._settings().at_once:
-            run = self._waiting.popleft()
+        places = self._settings().at_once
+        while (run := next_of(self._waiting, self._started, places)) is not None:
+            self._waiting.remove(run)
             spawn(self._start(run), name=f"start job {run.id}")
+
+    @property
+    def _started(self) -> list[JobRun]:
+        waiting = set(self._waiting)
+        return [run for run in self._runs.values() if run not in waiting]
 
     async def _start(self, run: JobRun) -> None:
         try:
@@ -342,6 +366,8 @@ class ModelJobs:
         except HiveError as error:
             await self._end(run, JobEnd.failed(error.code, error.message))
             return
+        with contextlib.suppress(HiveError):
+            run.job = await self._jobs.tell(run.job, "its model is asked")
         if run.is_ended or run.is_cancelled:
             return
         if link.lost:
@@ -387,6 +413,8 @@ class ModelJobs:
         run.is_ended = True
         if run in self._waiting:
             self._waiting.remove(run)
+        for below in [one for one in self._runs.values() if one.parent is run]:
+            spawn(self.cancel(below.id), name=f"cancel job {below.id}")
         ending = ending.with_usage(run.turns)
         if run.output is not None:
             async with run.writing:
@@ -487,8 +515,10 @@ class ModelJobs:
     async def _keep(self, run: JobRun, words: Sequence[JobWord], reply: LinkReply) -> None:
         try:
             await self._write(run, words)
-        except (HiveError, OSError) as error:
+        except Exception as error:
             told = error if isinstance(error, HiveError) else HiveError(f"its output cannot be written: {error}")
+            if not isinstance(error, (HiveError, OSError)):
+                log.exception("job_words_not_kept job=%s", run.id)
             reply(failed(told))
             await self._end(run, JobEnd.failed(told.code, told.message))
             return
@@ -526,6 +556,12 @@ class ModelJobs:
                 is_incomplete=message.is_incomplete,
             ),
         )
+
+    def _check_tenant(self, name: str) -> None:
+        """Raises NotFound for a tenant that nothing here is of: a slip of the pen would go past its budget."""
+        known = {"default", *self._tenants(), *(life.agent.spec.tenant for life in self._roster)}
+        if name and name not in known:
+            raise NotFound(f"there is no tenant {name}", hint=did_you_mean(name, sorted(known)) or "hive config show")
 
     # who may call whom ------------------------------------------------------------------------------------------------
 

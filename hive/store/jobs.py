@@ -11,7 +11,7 @@ from hive.domain import JobState
 from hive.errors import NotFound
 
 KEPT = 1000
-"""Ended jobs, the last ones; older ones are in the audit table."""
+"""Ended jobs of each kind and form, the last ones; older ones are in the audit table."""
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +45,13 @@ _UPDATE = f"UPDATE jobs SET {', '.join(f'{column} = ?' for column in _COLUMNS[1:
 
 
 def add(conn: sqlite3.Connection, job: StoredJob) -> None:
-    """A new one; the oldest ended ones go."""
+    """A new one; the oldest ended ones of its kind go. Model jobs of different forms are counted apart: what is answered
+    in the background for agents pushes out no operator's job."""
     conn.execute(_INSERT, _values(job))
     conn.execute(
-        "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE state != 'running'"
-        " ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
-        (KEPT,),
+        "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE state != 'running' AND kind = ?"
+        " AND json_extract(plan, '$.form') IS ? ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
+        (job.kind, job.plan.get("form"), KEPT),
     )
 
 

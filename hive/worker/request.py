@@ -27,6 +27,7 @@ from hive.worker.runaway import Runaway
 from hive.worker.stream import AnswerFailed, Clock, Progress, answer
 
 _WITH_USAGE: Mapping[str, Any] = {"include_usage": True}
+TOKENS_MOST = 1 << 53
 MAX_CALLS = 128
 """Tool calls of one answer; what a model writes beyond is dropped."""
 
@@ -99,7 +100,12 @@ class AnswerText:
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
+    """A count of tokens as a server tells it, within what any table holds.
+
+    >>> _whole(None), _whole(3.0), _whole(-5), _whole(1e300) == TOKENS_MOST
+    (None, 3, 0, True)
+    """
+    return None if number is None else int(min(max(number, 0), TOKENS_MOST))
 
 
 class SubmittedRequest:
