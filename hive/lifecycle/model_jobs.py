@@ -62,6 +62,7 @@ log = logging.getLogger("hive.daemon")
 WAITING_MAX = 1000
 DEEPEST = 3
 """A job, one that an agent begins while it answers a call of that, and one more."""
+TOLD_AGAIN_S = 2.0
 STOPPED_S = 5.0
 """Longest wait for the last words of a job that is cancelled."""
 END_AGAIN_S = 2.0
@@ -305,7 +306,7 @@ class ModelJobs:
 
     def proxy_here(self) -> None:
         """A proxy has come, which knows of no job."""
-        spawn(self._tell_grants(), name="job grants")
+        spawn(self._tell_until_heard(), name="job grants")
 
     async def close(self) -> None:
         """Ends what runs, as failed; the process of jobs ends with it."""
@@ -356,6 +357,16 @@ class ModelJobs:
         with contextlib.suppress(LinkLost):
             await self._proxy_link.job_grants(JobGrants(grants=grants))
 
+    async def _tell_until_heard(self) -> None:
+        """The same where no job waits for it: a proxy that does not answer in time is told again."""
+        while not self._closing:
+            try:
+                await self._tell_grants()
+                return
+            except HiveError as error:
+                log.warning("job_grants_not_heard error=%s", error.message)
+                await asyncio.sleep(TOLD_AGAIN_S)
+
     async def _stop(self, run: JobRun) -> None:
         """Its process has let go of it, and told its last words; else it is ended without them."""
         if run in self._waiting:
@@ -394,7 +405,7 @@ class ModelJobs:
         spawn(self._after_end(), name="after a job")
 
     async def _after_end(self) -> None:
-        await self._tell_grants()
+        spawn(self._tell_until_heard(), name="job grants")
         if self._closing:
             return
         self._start_next()

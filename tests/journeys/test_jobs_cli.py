@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -116,9 +117,10 @@ def hive(llama: LlamaServer) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobUser]:
-    """A user of a model that is held to JSON: grammars make it write real calls of tools."""
+    """A user of a model that is held to JSON: grammars make it write real calls of tools. One job runs at a time."""
     folder = tmp_path_factory.mktemp("llama-calls")
-    with serve(folder, more=("--no-jinja", "--chat-template", "chatml")) as server, stack(url=server.url) as hive:
+    more = ("--no-jinja", "--chat-template", "chatml", "-c", "262144")
+    with serve(folder, more=more) as server, stack(url=server.url, config="[jobs]\nat_once = 1\n") as hive:
         hive.create("guide", "guide.py", port=9000)
         yield JobUser(hive, folder)
 
@@ -306,6 +308,24 @@ def test_a_reader_that_loses_its_connection_goes_on_behind_the_last_event_it_has
     assert found[-1][1]["event"] == "ended"
     assert stream(user, job, last=found[-1][0]) == []
     assert len(user.ok("logs", job, "--after", str(len(found) - 1), "--json").lines) == 1
+
+
+def test_a_proxy_that_stands_still_keeps_no_job_waiting_for_ever(caller: JobUser) -> None:
+    """The proxy is told of each end: where it did not answer that within 2 s, the next job was never begun."""
+    (caller.directory / "none.json").write_text("[]")
+    long, short = (*LONG, "--exit-tools", "none.json"), (*SHORT, "--exit-tools", "none.json")
+    first, second = caller.begin("one", *long, "Hello"), caller.begin("two", *short, "Hello")
+    until(lambda: said(kept(caller, first)), within_s=30, what="a word")
+    assert caller.job(second)["status"] == "queued"
+    proxy = caller.hive.pid_of("proxy")
+    os.kill(proxy, signal.SIGSTOP)
+    try:
+        caller.ok("cancel", first)
+        until(lambda: "job_grants_not_heard" in caller.hive.log, within_s=10, what="a proxy that does not answer")
+    finally:
+        os.kill(proxy, signal.SIGCONT)
+    assert caller.ended(second)["status"] in ("incomplete", "failed")
+    caller.ok("run", "three", *short, "--wait", "Hello")
 
 
 def test_a_reader_that_reads_nothing_holds_up_nobody(user: JobUser) -> None:
