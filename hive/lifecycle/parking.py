@@ -41,8 +41,8 @@ _NO_ROW = TenantRow()
 
 
 class ServersApart(NamedTuple):
-    """Servers that are another user than the daemon. `ask_program`: tells of their processes; `directory`: the one place
-    for slots, whether or not anything is kept there."""
+    """Servers that are another user than the daemon. `ask_program`: tells of their processes; `directory`: the one
+    place for slots, whether or not anything is kept there."""
 
     ask_program: AskProgram
     directory: Path

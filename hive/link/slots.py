@@ -133,8 +133,8 @@ class AskServerProgram(LinkMessage, tag=True, frozen=True, kw_only=True):
 
 
 class ServerProgramIs(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """Answer to `AskServerProgram`: size, time of change and number of its file; `options`: words and variables by which
-    what is in a slot differs."""
+    """Answer to `AskServerProgram`: size, time of change and number of its file; `options`: words and variables by
+    which what is in a slot differs."""
 
     size: int
     mtime_ns: int
