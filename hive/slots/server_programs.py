@@ -25,6 +25,11 @@ def _look(message: AskServerProgram) -> ServerProgramIs:
         servers = pwd.getpwnam(SERVERS).pw_uid
     except KeyError:
         raise NotSupported(f"there is no user {SERVERS}") from None
+    return look(message, servers)
+
+
+def look(message: AskServerProgram, servers: int) -> ServerProgramIs:
+    """`servers`: uid of whose processes are told of. Blocks. Raises NotFound, NotSupported."""
     _check(message, servers)
     found = program_at(message.pid)
     _check(message, servers)  # another process may have its number meanwhile

@@ -22,6 +22,7 @@ SLOTS = Path("/var/lib/hive/slots")
 KEPT, ENGINE = SLOTS / "kept", SLOTS / "engine"
 IN_USE = "default"
 LOAD_S = 120.0
+STILL = ("/usr/bin/python3", "-c", "import time; time.sleep(100000)")
 DESCRIBED = """
 [model alpha]
 file = /var/lib/hive/models/alpha.gguf
@@ -221,7 +222,7 @@ def park() -> dict[str, Any]:
     seen["switched"] = [switch.returncode, switch.stdout + switch.stderr]
     seen["doctor"] = hive("doctor", "parking")
     for name in ("one", "two"):
-        hive("agent", "create", name, "--no-network", "--idle", "600", "--", "/bin/sleep", "100000")
+        hive("agent", "create", name, "--no-network", "--idle", "600", "--", *STILL)
     seen["alpha"] = displaced("alpha")
     seen[IN_USE] = displaced(IN_USE)
     seen["tampered"] = spoiled(tampered)

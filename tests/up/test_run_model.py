@@ -62,7 +62,7 @@ def test_without_the_directory_for_slots_a_server_starts_all_the_same(tmp_path: 
     (tmp_path / "a-file").touch()
     for wanted, is_there in ((tmp_path / "new", True), (tmp_path / "a-file", False), (Path("/proc/none"), False)):
         settings = Settings(inference=InferenceSection(llama_slot_dir=str(wanted)))
-        read, why = with_slot_place(settings, is_apart=False)
+        read, why = with_slot_place(settings, is_apart=False, is_server=True)
         assert (read.inference.llama_slot_dir, why == "") == (str(wanted) if is_there else "", is_there)
         assert named_slots("llama", 4, read) == (4 if is_there else 0)
     assert (tmp_path / "new" / "engine").stat().st_mode & 0o777 == 0o700
