@@ -28,7 +28,7 @@ SHOWN_MODE = 0o640
 """Of a file that the daemon puts there: its group reads it."""
 
 
-class SlotPlace(NamedTuple):
+class SlotDirectories(NamedTuple):
     """`kept`: what Hive has taken in, its own alone; `engine`: where servers write and read. `is_apart`: servers are
     another user than the daemon."""
 
@@ -37,12 +37,12 @@ class SlotPlace(NamedTuple):
     is_apart: bool
 
 
-def place_of(directory: Path, *, is_apart: bool) -> SlotPlace:
+def place_of(directory: Path, *, is_apart: bool) -> SlotDirectories:
     """
     >>> place_of(Path("/d"), is_apart=True).kept.as_posix(), place_of(Path("/d"), is_apart=False).kept.as_posix()
     ('/d/kept', '/d')
     """
-    return SlotPlace(directory / KEPT if is_apart else directory, directory / ENGINE, is_apart)
+    return SlotDirectories(directory / KEPT if is_apart else directory, directory / ENGINE, is_apart)
 
 
 def with_slot_place(settings: Settings, *, is_apart: bool, is_server: bool) -> tuple[Settings, str]:
@@ -85,7 +85,7 @@ def why_no_slots(inference: InferenceSection, *, is_apart: bool) -> str:
     return "llama_cache_ram_mb has prompts kept in RAM instead" if inference.llama_cache_ram_mb else ""
 
 
-def make_place(place: SlotPlace) -> None:
+def make_place(place: SlotDirectories) -> None:
     """Makes the directories, this user's alone; those of an installed Hive are there, and are looked at. One that was
     there is left as it is. Raises PermissionError for one that others may enter, or that is another user's, OSError."""
     if place.is_apart:
@@ -112,7 +112,7 @@ def why_unfit(wanted: Path) -> str:
     return f"{wanted} is open to other users: chmod 0700 if it is for Hive alone" if found.st_mode & 0o077 else ""
 
 
-def why_unfit_apart(place: SlotPlace, owner: int) -> str:
+def why_unfit_apart(place: SlotDirectories, owner: int) -> str:
     """The reason that the directories of an installed Hive are not used, a clause. `owner`: uid of the daemon."""
     for wanted, mode in ((place.kept, 0o700), (place.engine, ENGINE_MODE)):
         try:

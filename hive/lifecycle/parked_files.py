@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.backends.slot_place import SHOWN_MODE, SlotPlace, make_place, place_of
+from hive.backends.slot_place import SHOWN_MODE, SlotDirectories, make_place, place_of
 from hive.errors import HiveError
 from hive.store.parked_slots import ParkedSlot
 
@@ -49,7 +49,7 @@ class ParkedFiles:
 
     def __init__(self, directory: Path, key: bytes, *, is_apart: bool = False) -> None:
         """`directory`: as the setting names it; `is_apart`: servers are another user."""
-        self._place: SlotPlace = place_of(directory, is_apart=is_apart)
+        self._place: SlotDirectories = place_of(directory, is_apart=is_apart)
         self.directory = self._place.kept
         self.engine = self._place.engine
         self._key = hmac.digest(key, b"parked slots", "sha256")

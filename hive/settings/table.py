@@ -947,7 +947,7 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> Path:
-        """What llama-servers of an installed Hive have read for agents that sleep."""
+        """Directory of what llama-servers of an installed Hive have read for agents that sleep."""
         return self.state / "slots"
 
     @property
