@@ -175,7 +175,7 @@ def killed() -> dict[str, Any]:
 
 
 TRIES = """
-import os, sys
+import json, os, sys
 place = sys.argv[1]
 mine, theirs = place + "/mine", place + "/theirs"
 def ask(what):
@@ -184,7 +184,7 @@ def ask(what):
     except OSError as error:
         return type(error).__name__
     return "done"
-print({
+print(json.dumps({
     "read": ask(lambda: open(theirs).read()),
     "write": ask(lambda: open(theirs, "a")),
     "make": ask(lambda: open(mine, "w")),
@@ -194,7 +194,7 @@ print({
     "list": ask(lambda: os.listdir(place)),
     "own": ask(lambda: os.unlink(mine)),
     "kept": ask(lambda: os.listdir(place + "/../kept")),
-})
+}))
 """
 
 
@@ -207,7 +207,7 @@ def tried(user: str) -> dict[str, str]:
     ran = run("setpriv", "--reuid", user, "--regid", user, "--init-groups", "python3", "-c", TRIES, str(ENGINE))
     for path in ENGINE.iterdir():
         path.unlink()
-    told: dict[str, str] = json.loads(ran.stdout.replace("'", '"'))
+    told: dict[str, str] = json.loads(ran.stdout)
     return told
 
 
@@ -228,7 +228,7 @@ def park() -> dict[str, Any]:
     seen["tampered"] = spoiled(tampered)
     seen["another's"] = spoiled(anothers)
     seen["killed"] = killed()
-    seen["tried"] = {user: tried(user) for user in ("hive-inference", "nobody")}
+    seen["tried"] = {user: tried(user) for user in ("hive-inference", "hive-proxy")}
     seen["log"] = run("journalctl", "-b", "-u", "hive*", "-o", "cat", "--no-pager", "-g", "park|slot").stdout[-6000:]
     asked("one", "alpha")
     asleep("one")

@@ -121,7 +121,7 @@ def test_a_server_can_neither_change_nor_replace_what_the_daemon_handed_it_nor_l
 ) -> None:
     found = parked["tried"]["hive-inference"]
     assert {what for what, outcome in found.items() if outcome == "done"} == {"read", "make", "own"}
-    assert set(parked["tried"]["nobody"].values()) <= {"PermissionError", "FileNotFoundError"}
+    assert set(parked["tried"]["hive-proxy"].values()) <= {"PermissionError", "FileNotFoundError"}
 
 
 def test_what_is_kept_outlives_a_reboot_and_goes_with_the_setting(parked: Seen, off: Seen) -> None:
