@@ -44,8 +44,13 @@ SET = {
 
 def restarted() -> None:
     run("systemctl", "restart", "hive.target")
+    until_up()
+
+
+def until_up() -> None:
     until("Hive answers", lambda: run("hive", "ps").returncode == 0)
     until("alpha is loaded", lambda: states().get("alpha") == "ready", LOAD_S)
+    until("the proxy is there", lambda: hive("status")["proxy"]["port"] is not None, LOAD_S)
 
 
 def states() -> dict[str, str]:
@@ -166,8 +171,7 @@ def killed() -> dict[str, Any]:
     old = main_pid("hive-daemon")
     os.kill(int(old), 9)
     until("the daemon is back", lambda: main_pid("hive-daemon") not in (old, "0"))
-    until("Hive answers", lambda: run("hive", "ps").returncode == 0)
-    until("alpha is known", lambda: states().get("alpha") == "ready", LOAD_S)
+    until_up()
     swept = [path.name for path in ENGINE.iterdir()]
     asked("two", "alpha")
     after_daemon = asked("one", "alpha")
@@ -238,7 +242,7 @@ def park() -> dict[str, Any]:
 
 def off() -> dict[str, Any]:
     """After a boot what was kept is good still; then the setting is taken away."""
-    until("alpha is loaded", lambda: states().get("alpha") == "ready", LOAD_S)
+    until_up()
     seen: dict[str, Any] = {"kept": [str(path) for path in kept()]}
     asked("two", "alpha")
     seen["again"] = asked("one", "alpha")
@@ -258,7 +262,7 @@ def off() -> dict[str, Any]:
 
 
 def leave() -> dict[str, Any]:
-    until("alpha is loaded", lambda: states().get("alpha") == "ready", LOAD_S)
+    until_up()
     seen: dict[str, Any] = {"kept": len(kept())}
     told = run(f"{SOURCES}/install.sh", "--uninstall", "--dry-run")
     away = run(f"{SOURCES}/install.sh", "--uninstall", "--yes")
