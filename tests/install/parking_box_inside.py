@@ -268,6 +268,7 @@ def leave() -> dict[str, Any]:
     away = run(f"{SOURCES}/install.sh", "--uninstall", "--yes")
     seen["told"] = told.stdout
     seen["uninstalled"] = [away.returncode, [str(path) for path in SLOTS.glob("*/*")]]
+    seen["back"] = [run(f"{SOURCES}/install.sh").returncode, there()]
     gone = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--yes")
     return seen | {"purged": [gone.returncode, gone.stdout + gone.stderr], "after": machine()}
 

@@ -20,6 +20,8 @@ from tests.install.test_pool_box import BROUGHT
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.llama, pytest.mark.timeout(900)]
 
 IN_USE = "default"
+KEPT, ENGINE = ["kept", "hive", "hive", "0o700"], ["engine", "hive", "hive-inference", "0o1730"]
+"""Owner, group and mode of the two directories."""
 
 
 def bring(box: Box) -> list[str]:
@@ -100,7 +102,7 @@ def test_the_first_request_after_a_sleep_reuses_what_another_agent_has_displaced
 @pytest.mark.parametrize("model", ["alpha", IN_USE])
 def test_what_is_kept_is_the_daemons_alone(parked: Seen, model: str) -> None:
     (kept, engine, group, file) = parked[model]["there"]
-    assert (kept, engine) == (["kept", "hive", "hive", "0o700"], ["engine", "hive", "hive-inference", "0o1730"])
+    assert [kept, engine] == [KEPT, ENGINE]
     assert (group[1:], file[1:]) == (["hive", "hive", "0o700"], ["hive", "hive", "0o600"])
 
 
@@ -137,6 +139,7 @@ def test_an_uninstall_removes_what_was_kept_and_a_purge_everything(installed: Se
     assert left["kept"] == 1
     assert "remove what is in /var/lib/hive/slots/kept" in left["told"]
     assert left["uninstalled"] == [0, []]
+    assert left["back"] == [0, [KEPT, ENGINE]]
     assert left["purged"][0] == 0, left["purged"][1]
     brought = ("/usr/local/bin/llama-server", "/usr/lib/x86_64")
     more = set(left["after"]["files"]) - set(installed["before"]["files"])
