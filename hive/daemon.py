@@ -342,6 +342,9 @@ class Daemon:
             audit_log=self._audit_log,
             has_rule=self._governor.has_rule,
         )
+        self._adapter_registry = AdapterRegistry(
+            recorded.deployed_adapters, database=self._database, has_rule=self._governor.has_rule
+        )
         self._pool = ModelPool(
             entries,
             settings=lambda: self.effects.settings,
@@ -354,7 +357,7 @@ class Daemon:
             audit_log=self._audit_log,
             address_of=self._address_of,
             pins=recorded.pins,
-            why_not_approved=self._deployments.why_not_approved,
+            why_not_approved=self._why_not_approved,
         )
         self._speculation = SpeculationWatch(active=self._active, pool=self._pool, audit_log=self._audit_log)
         self._deployment_watch = DeploymentWatch(
@@ -374,6 +377,7 @@ class Daemon:
             audit_log=self._audit_log,
             settings=lambda: self.effects.settings,
             check=self._check_adapter,
+            why_not_approved=self._adapter_registry.why_not_approved,
         )
         self._load_approvals = LoadApprovals(
             self._deployments, active=self._active, proxy_link=self._proxy_link, has_rule=self._governor.has_rule
@@ -411,13 +415,14 @@ class Daemon:
             database=self._database,
             audit_log=self._audit_log,
             parking=self._parking,
+            served_as=self._adapters.served_as,
         )
         self._adapter_orders = AdapterOrders(
             directory=adapters,
             keys=self._adapter_keys,
             settings=lambda: self.effects.settings.adapters,
             served=self._adapters,
-            registry=AdapterRegistry(recorded.deployed_adapters, database=self._database),
+            registry=self._adapter_registry,
             models=self._models,
             pool=self._pool,
             jobs=self._jobs,
@@ -867,6 +872,11 @@ class Daemon:
         files are changed. It reads all of them."""
         self._adapter_keys().check(record, self.effects.settings.adapters.signatures)
         self._adapter_files.check(record)
+
+    def _why_not_approved(self, entry: ModelEntry, digest: str) -> str:
+        """The reason that the pool may not load this by itself, a clause; empty where it may."""
+        why, adapter = self._deployments.why_not_approved(entry, digest), entry.adapter
+        return why if why or adapter is None else self._adapter_registry.why_not_approved(adapter.name, adapter.digest)
 
     def _adapter_keys(self) -> TrustedKeys:
         return TrustedKeys(self._paths.adapter_keys(self.effects.settings.adapters.keys_dir))

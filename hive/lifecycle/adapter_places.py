@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hive.adapters.directory import AdapterDirectory
@@ -21,7 +21,16 @@ from hive.backends.entries import adapter_entries
 from hive.backends.vllm import adapters_at, load_adapter, unload_adapter
 from hive.control.active_backend import Active
 from hive.domain import Band
-from hive.errors import AdapterMismatch, BackendDown, DependencyDown, HiveError, NotSupported, WrongState
+from hive.errors import (
+    AdapterMismatch,
+    BackendDown,
+    DependencyDown,
+    HiveError,
+    NotPermitted,
+    NotSupported,
+    SignatureMismatch,
+    WrongState,
+)
 from hive.link.proxy_link import ProxyGates
 from hive.pool.state import Demand, SlotState
 from hive.pooling.pooled_slot import HELD, PooledSlot
@@ -107,11 +116,19 @@ class SharedAdapters:
     """Adapters at servers that hold several: vLLM, of the pool or in use. Its names carry digests, because it never
     frees what it was told to unload, and would answer from another adapter's cache under the same name."""
 
-    def __init__(self, pool: ModelPool, active: Active, proxy_link: ProxyGates, directory: AdapterDirectory) -> None:
+    def __init__(
+        self,
+        pool: ModelPool,
+        active: Active,
+        proxy_link: ProxyGates,
+        directory: AdapterDirectory,
+        why_not_approved: Callable[[str, str], str],
+    ) -> None:
         self._pool = pool
         self._active = active
         self._proxy_link = proxy_link
         self._directory = directory
+        self._why_not_approved = why_not_approved
         self._locks: dict[str, asyncio.Lock] = {}
         self._there: dict[str, set[str]] = {}
         """By slot: the engine names that its server of now has."""
@@ -160,10 +177,13 @@ class SharedAdapters:
             if isinstance(gone, HiveError):
                 log.warning("adapter_not_unloaded name=%s error=%s", place.engine, gone.message)
 
-    async def fill(self, slot: str, control: BackendControl, wanted: dict[str, Path], keep: frozenset[str]) -> None:
-        """A server was started, or is looked at for the first time: it gets what it is to have (engine name -> path),
-        and loses what Hive loaded and does not want, but `keep`. One that it refuses is left out; the rest serves. Does
-        no more than look where all is there."""
+    async def fill(
+        self, slot: str, control: BackendControl, wanted: dict[str, AdapterRecord], keep: frozenset[str]
+    ) -> None:
+        """A server was started, or is looked at for the first time: it gets what it is to have, by engine name, and
+        loses what Hive loaded and does not want, but `keep`. One that it refuses, whose files are changed, or that no
+        signed order has loaded where a rule asks for one, is left out; the rest serves. Does no more than look where
+        all is there."""
         async with self._lock(slot):
             listed = await outcome_of(control.converse(adapters_at))
             if isinstance(listed, HiveError):
@@ -174,9 +194,8 @@ class SharedAdapters:
                 await outcome_of(control.converse(partial(unload_adapter, name=engine)))
                 log.info("adapter_left_over name=%s slot=%s", engine, slot)
             for engine in sorted(wanted.keys() - listed):
-                path = str(wanted[engine])
-                came = await outcome_of(control.converse(partial(load_adapter, name=engine, path=path)))
-                if isinstance(came, AdapterMismatch | NotSupported):
+                came = await outcome_of(self._load_again(control, engine, wanted[engine]))
+                if isinstance(came, AdapterMismatch | NotSupported | SignatureMismatch | NotPermitted):
                     log.error("adapter_not_restored name=%s error=%s", engine, came.message)
                     self.errors[engine] = came.message
                 elif isinstance(came, HiveError):
@@ -184,6 +203,14 @@ class SharedAdapters:
                 else:
                     there.add(engine)
                     self.errors.pop(engine, None)
+
+    async def _load_again(self, control: BackendControl, engine: str, record: AdapterRecord) -> None:
+        """Its files lay on the disk meanwhile: they are hashed. Raises NotPermitted where no order of now has
+        it loaded, SignatureMismatch, and what the server says."""
+        if why := self._why_not_approved(record.name, record.digest):
+            raise NotPermitted(why, hint="hive adapter load --op-token loads it")
+        await asyncio.to_thread(self._directory.check, record)
+        await control.converse(partial(load_adapter, name=engine, path=str(self._directory.path(record))))
 
     def _lock(self, slot: str) -> asyncio.Lock:
         return self._locks.setdefault(slot, asyncio.Lock())

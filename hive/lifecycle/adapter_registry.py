@@ -7,7 +7,7 @@ committed. Which digest answers for a name is not known here but to those that s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from hive.shapes.models import DeployedModel
 from hive.store.database import Database
 from hive.store.deployments import ADAPTER, StoredDeployment
 
+LOAD_RULE = "adapter-load"
 ENDED = "Hive ended before the load did"
 NOT_SERVED = "it is not served any more: hive adapter load loads it again"
 ANOTHER = "another build of it is served"
@@ -26,9 +27,13 @@ ANOTHER = "another build of it is served"
 class AdapterRegistry:
     """Every adapter on record, by its name."""
 
-    def __init__(self, rows: Sequence[StoredDeployment], *, database: Database) -> None:
+    def __init__(
+        self, rows: Sequence[StoredDeployment], *, database: Database, has_rule: Callable[[str], bool]
+    ) -> None:
+        """`has_rule`: whether a rule asks for the signatures of an operation of this name."""
         self._rows = {row.name: row for row in rows}
         self._database = database
+        self._has_rule = has_rule
 
     def __repr__(self) -> str:
         return f"<AdapterRegistry {len(self._rows)} on record>"
@@ -43,6 +48,16 @@ class AdapterRegistry:
 
     def row(self, name: str) -> StoredDeployment | None:
         return self._rows.get(name)
+
+    def why_not_approved(self, name: str, digest: str) -> str:
+        """The reason that these weights may not be loaded without a new order, a clause, where a rule asks for
+        signatures; else empty. What is loaded already stays."""
+        if not self._has_rule(LOAD_RULE):
+            return ""
+        row = self._rows.get(name)
+        if row is None or row.digest != digest:
+            return f"no signed load of {name} is on record"
+        return "" if row.signature else f"{row.deployed_by} had {name} loaded without a signature"
 
     # changes ----------------------------------------------------------------------------------------------------------
 

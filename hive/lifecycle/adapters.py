@@ -76,7 +76,8 @@ class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
 class Adapters:
     """One for the daemon. `check`: raises where a record may not be loaded now: its key is revoked, or its files are
-    changed; it reads the disk. `rows`: what was loaded when an earlier daemon ended."""
+    changed; it reads the disk. `why_not_approved`: by name and digest, the reason that a server that starts anew is not
+    given it, empty for none. `rows`: what was loaded when an earlier daemon ended."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Adapters:
         audit_log: AuditLog,
         settings: Callable[[], Settings],
         check: Callable[[AdapterRecord], None],
+        why_not_approved: Callable[[str, str], str],
     ) -> None:
         self._directory = directory
         self._rows = {row.name: row for row in rows}
@@ -103,7 +105,7 @@ class Adapters:
         self._settings = settings
         self._check = check
         self._own = SlotAdapters(pool, directory)
-        self._shared = SharedAdapters(pool, active, proxy_link, directory)
+        self._shared = SharedAdapters(pool, active, proxy_link, directory, why_not_approved)
         self._locks: dict[str, asyncio.Lock] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """By engine name: what is drained and unloaded, and may not be loaded meanwhile."""
@@ -151,6 +153,15 @@ class Adapters:
             found[row.name] = model, self._state(row)[0] == READY
         return found
 
+    def served_as(self, name: str) -> str:
+        """The model under which a server keeps prompts of a loaded adapter: its own server's, or its base where that
+        has several. Any other name stays as it is."""
+        row = next((row for row in self._rows.values() if spelled(row.name) == spelled(name)), None)
+        place = None if row is None or spelled(name) in self._taken() else self._placed(row)
+        if row is None or place is None:
+            return name
+        return place.engine if place.is_own else row.base
+
     def _view(self, row: StoredAdapter) -> LoadedAdapter:
         place, (state, why) = self._placed(row), self._state(row)
         slot = None if place is None else self._pool.slots.get(place.slot)
@@ -177,6 +188,8 @@ class Adapters:
         if place is None:
             return FAILED, f"{row.base} is not there, or takes no adapter"
         slot = self._pool.slots.get(place.slot)
+        if place.is_own and slot is not None and slot.barred and not slot.is_open:
+            return FAILED, slot.barred
         if place.is_own:
             return (COLD, "") if slot is None else (STATES.get(slot.state, COLD), slot.error)
         if why := self._shared.errors.get(place.engine, ""):
@@ -446,7 +459,7 @@ class Adapters:
         for row in self._rows.values():
             place, record = self._placed(row), self._records.get((row.name, row.digest))
             if place is not None and place.slot == slot and record is not None:
-                wanted[place.engine] = self._directory.path(record)
+                wanted[place.engine] = record
         await self._shared.fill(slot, control, wanted, frozenset({*self._coming, *self._leaving}))
         self.tell()
 

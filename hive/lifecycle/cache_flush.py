@@ -112,8 +112,11 @@ class CacheFlusher:
         database: Database,
         audit_log: AuditLog,
         parking: Parking,
+        served_as: Callable[[str], str],
     ) -> None:
+        """`served_as`: the model under which a server keeps the prompts of an adapter; any other name as it is."""
         self._parking = parking
+        self._served_as = served_as
         self._raised = list(recorded)
         self._effects = effects
         self._roster = roster
@@ -276,7 +279,7 @@ class CacheFlusher:
         """The scope by the names that servers have, and the epochs to raise. Raises NotFound."""
         match scope.kind:
             case FlushKind.MODEL:
-                name = scope.name
+                name = self._served_as(scope.name)
                 if not any(name == slot.model for slot in self._pool.slots.values()):
                     name = self._models.catalog.find(name).name
                 slot = next((slot for slot in self._pool.slots.values() if name in (slot.model, slot.id)), None)

@@ -196,6 +196,9 @@ class ModelPool:
         for slot in self.slots.values():
             if model in (slot.model, slot.id):
                 return slot
+        adapters = {slot.entry.adapter.name for slot in self.slots.values() if slot.entry.adapter is not None}
+        if model in adapters:
+            raise NotFound(f"{model[:80]} is an adapter, and no model of the pool", hint=f"hive adapter show {model}")
         names = sorted(slot.model for slot in self.slots.values())
         hint = did_you_mean(model, names) or (
             "hive pool lists them" if names else "describe it in hive.conf: [model NAME]"

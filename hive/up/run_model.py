@@ -22,6 +22,7 @@ from hive.errors import BadRequest, DependencyDown, HiveError, NotFound
 from hive.host.notify import Notifier
 from hive.host.process import end_now
 from hive.link.slots import SlotGrant, mark_of
+from hive.settings.pool import slot_id
 from hive.settings.table import Settings
 from hive.worker.child import GRACE_S
 from hive.worker.lifeline import Lifeline
@@ -79,7 +80,8 @@ def supervised(
 
 
 def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEntry:
-    """The entry with this slot; without a `hive_state` it is one of an installed Hive. Raises NotFound."""
+    """The entry with this slot; without a `hive_state` it is one of an installed Hive. The files of an adapter are
+    hashed: they may be changed since it was loaded. Raises NotFound, SignatureMismatch."""
     found = started_entries(entries_of(settings))
     if slot not in found and settings.pool.found:
         from hive.backends.models_dir import ModelsDir, place_of  # on the way of every start otherwise
@@ -91,7 +93,11 @@ def entry_of(slot: str, settings: Settings, hive_state: Path | None) -> ModelEnt
         from hive.adapters.directory import AdapterDirectory
 
         adapters = AdapterDirectory((hive_state or STATE.parent) / "adapters")
-        found = adapter_entries(found, [(record, adapters.path(record)) for record in adapters.records()])
+        records = adapters.records()
+        found = adapter_entries(found, [(record, adapters.path(record)) for record in records])
+        for record in records:
+            if slot in found and slot_id(record.engine_name) == slot:
+                adapters.check(record)
     if slot not in found:
         raise NotFound(f"no model of the pool has the slot {slot[:60]!r}", hint="hive pool --json lists them")
     return found[slot]

@@ -132,6 +132,13 @@ class WordAsker:
         told = answer.headers.get("x-hive-model", "")
         return Answer(name, asked_at, time.monotonic(), answer.status_code, text, told)
 
+    def cached(self, name: str) -> int:
+        """Tokens of a long prompt that the server had read already."""
+        body = {"model": name, "prompt": "I have said this before. " * 20, "max_tokens": 1}
+        usage = self._client.post(f"{self.url}/completions", json=body).json()["usage"]
+        found: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return found
+
 
 def answered(asker: WordAsker, name: str) -> Answer | None:
     """The answer, where it is one."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,45 @@ def test_a_killed_server_of_an_adapter_is_started_again_for_the_next_request(
     assert alice.ask(BASE).status == 200
     answer = until(lambda: answered(alice, "red"), within_s=60, what="red answers")
     assert answer.text.split() == [made.word] * 3
+
+
+def test_a_flush_of_an_adapter_is_of_what_its_server_keeps(
+    hive: Stack, alice: WordAsker, base: Path, tmp_path: Path
+) -> None:
+    load(hive, "red", install(hive, adapter(base, tmp_path, 1), "red", BASE))
+    for name in ("red", BASE):
+        alice.cached(name)
+        assert alice.cached(name) > 50
+    told = hive.post("/api/cache/flush", {"scope": "model", "model": "red"})
+    assert told["flushed"]
+    assert told["entries_removed"] >= 1
+    assert alice.cached("red") == 0
+    assert alice.cached(BASE) > 50, "its base is another server's"
+
+
+def test_a_server_is_not_started_again_with_files_that_were_changed_meanwhile(
+    hive: Stack, alice: WordAsker, base: Path, tmp_path: Path
+) -> None:
+    made = adapter(base, tmp_path, 1)
+    load(hive, "red", install(hive, made, "red", BASE))
+    path = Path(hive.get("/api/adapters/red")["path"])
+    content = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    red = next(pid for pid in hive.servers() if b"--lora" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(red, signal.SIGKILL)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(alice.ask, "red")
+        until(
+            lambda: "was changed since it was installed" in hive.get("/api/adapters/red")["last_error"],
+            within_s=60,
+            what="it has failed",
+        )
+        assert alice.ask(BASE).status == 200
+        path.write_bytes(content)
+        assert load(hive, "red")["state"] == "done"
+        assert waiting.result().status in (200, 404, 503), "it waits for a while, or is told"
+    assert alice.ask("red").text.split() == [made.word] * 3
 
 
 def test_a_server_killed_while_it_loads_leaves_the_old_one(

@@ -4,7 +4,9 @@ what is there after a restart."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -250,3 +252,20 @@ def test_a_governed_load_needs_the_word_of_its_signers_whichever_way_it_is_asked
     assert alice.ask("red").text.split() == [red.word] * 3
     assert hive.get("/api/adapters/red")["approved_by"] == "ann"
     assert user.ok("adapter", "unload", "red", "--json").answer["state"] == "done", "that has no rule"
+
+
+def test_what_was_loaded_before_a_rule_stays_and_is_not_loaded_again(user: AdapterUser, alice: WordAsker) -> None:
+    hive = user.hive
+    red = user.made("red", 1)
+    user.pull("red")
+    user.ok("adapter", "load", "red")
+    user.govern("[signers]\n" + user.ok("op", "keygen", "ann", online=False).out + RULES)
+    hive.restart("daemon")
+    until(lambda: alice.ask("red").text.split() == [red.word] * 3, within_s=60, what="it serves on")
+    server = next(pid for pid in hive.servers() if b"--lora" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(server, signal.SIGKILL)
+    until(lambda: "without a signature" in hive.get("/api/adapters/red")["last_error"], within_s=60, what="it is told")
+    assert alice.ask("red").status in (403, 404, 503)
+    user.signed("load.op", "adapter-load", "name=red", by=("ann",))
+    user.ok("op", "submit", "load.op")
+    assert alice.ask("red").text.split() == [red.word] * 3

@@ -138,7 +138,7 @@ class AdapterWorld:
             directory=self.files.adapters,
             keys=lambda: self.files.keys,
             settings=lambda: self.section,
-            registry=AdapterRegistry(rows, database=self.database),
+            registry=AdapterRegistry(rows, database=self.database, has_rule=lambda _: False),
             jobs=self.jobs,
             database=self.database,
             **given,

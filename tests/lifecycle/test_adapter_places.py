@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from hive.adapters.directory import AdapterDirectory
+from hive.adapters.record import AdapterRecord
 from hive.backends.backend import BackendControl, open_backend
 from hive.backends.vllm import load_adapter, unload_adapter
 from hive.control.active_backend import Active
@@ -19,9 +20,28 @@ from hive.errors import AdapterMismatch, BackendDown, NotSupported
 from hive.lifecycle.adapter_places import AdapterPlace, SharedAdapters
 from hive.link.proxy_link import ProxyGates
 from hive.pooling.pooling import ModelPool
+from tests.adapters.installed import install_weights
 from tests.proxy.harness import read_request
 
 ONE, TWO, THREE = (f"red@00000000000{number}" for number in (1, 2, 3))
+
+
+UNSIGNED: dict[str, str] = {}
+"""By digest: why it may not be loaded without a new order."""
+
+
+def weights(tmp_path: Path, content: bytes) -> tuple[AdapterRecord, str]:
+    """An installed adapter, and the path that a server is given."""
+    directory = AdapterDirectory(tmp_path)
+    record = install_weights(directory, "red", "tiny", content, is_gguf=False)
+    return record, str(directory.path(record))
+
+
+def write(path: str, content: bytes) -> None:
+    """Changes what is installed there."""
+    (file,) = Path(path).glob("*.safetensors")
+    file.chmod(0o644)
+    file.write_bytes(content)
 
 
 class PlayedVllm:
@@ -90,6 +110,7 @@ def shared(tmp_path: Path) -> SharedAdapters:
         cast("Active", nobody),
         cast("ProxyGates", nobody),
         AdapterDirectory(tmp_path),
+        lambda name, digest: UNSIGNED.get(digest, ""),
     )
 
 
@@ -127,12 +148,13 @@ async def test_a_server_without_room_for_adapters_is_told_from_one_without_the_f
 async def test_a_new_server_is_given_what_it_is_to_have_and_loses_what_nobody_wants(
     vllm: PlayedVllm, tmp_path: Path
 ) -> None:
+    (one, one_path), (two, two_path) = weights(tmp_path, b"1"), weights(tmp_path, b"2")
     vllm.adapters = {THREE: "/three", "mine": "/mine", "blue@000000000009": "/nine"}
-    vllm.refused = {"/two"}
+    vllm.refused = {two_path}
     servers = shared(tmp_path)
-    wanted = {ONE: Path("/one"), TWO: Path("/two")}
+    wanted = {ONE: one, TWO: two}
     await servers.fill("", control(vllm), wanted, frozenset({THREE}))
-    assert vllm.adapters == {THREE: "/three", "mine": "/mine", ONE: "/one"}, "what is no name of Hive's stays"
+    assert vllm.adapters == {THREE: "/three", "mine": "/mine", ONE: one_path}, "what is no name of Hive's stays"
     assert [servers.has(AdapterPlace("", name)) for name in (ONE, TWO, THREE)] == [True, False, True]
     assert "not fully covered" in servers.errors[TWO]
     loads = vllm.loads
@@ -146,14 +168,41 @@ async def test_a_new_server_is_given_what_it_is_to_have_and_loses_what_nobody_wa
 async def test_a_server_that_does_not_answer_is_no_reason_to_give_an_adapter_up(
     vllm: PlayedVllm, tmp_path: Path
 ) -> None:
-    servers = shared(tmp_path)
+    servers, (one, _) = shared(tmp_path), weights(tmp_path, b"1")
     assert servers.has(AdapterPlace("", ONE)), "it may serve since before"
     assert not servers.has(AdapterPlace("a-slot", ONE))
     vllm.is_up = False
     with pytest.raises(BackendDown):
         await load(vllm, ONE, "/one")
-    await servers.fill("", control(vllm), {ONE: Path("/one")}, frozenset())
+    await servers.fill("", control(vllm), {ONE: one}, frozenset())
     assert (servers.has(AdapterPlace("", ONE)), servers.errors) == (False, {})
     vllm.is_up = True
-    await servers.fill("", control(vllm), {ONE: Path("/one")}, frozenset())
+    await servers.fill("", control(vllm), {ONE: one}, frozenset())
     assert servers.has(AdapterPlace("", ONE))
+
+
+async def test_a_new_server_is_given_nothing_whose_files_were_changed_since_it_was_installed(
+    vllm: PlayedVllm, tmp_path: Path
+) -> None:
+    servers, (one, path), (two, two_path) = shared(tmp_path), weights(tmp_path, b"1"), weights(tmp_path, b"2")
+    write(path, b"3")
+    await servers.fill("", control(vllm), {ONE: one, TWO: two}, frozenset())
+    assert vllm.adapters == {TWO: two_path}
+    assert "was changed since it was installed" in servers.errors[ONE]
+    write(path, b"1")
+    await servers.fill("", control(vllm), {ONE: one, TWO: two}, frozenset())
+    assert vllm.adapters == {ONE: path, TWO: two_path}
+    assert servers.errors == {}
+
+
+async def test_a_new_server_is_not_given_what_no_signed_order_has_loaded(vllm: PlayedVllm, tmp_path: Path) -> None:
+    servers, (one, path) = shared(tmp_path), weights(tmp_path, b"1")
+    UNSIGNED[one.digest] = "ann had red loaded without a signature"
+    try:
+        await servers.fill("", control(vllm), {ONE: one}, frozenset())
+        assert (vllm.adapters, servers.errors) == ({}, {ONE: UNSIGNED[one.digest]})
+        vllm.adapters = {ONE: path}
+        await servers.fill("", control(vllm), {ONE: one}, frozenset())
+        assert vllm.adapters == {ONE: path}, "what is there already stays"
+    finally:
+        UNSIGNED.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from hive.errors import (
     AdapterNotLoaded,
     DependencyDown,
     ModelNotFound,
+    NotFound,
     NotSupported,
     SignatureUnverifiable,
     StoreFull,
@@ -37,6 +37,7 @@ from hive.settings.pool import ModelRow, slot_id
 from hive.store import adapters as store
 from hive.store.adapters import StoredAdapter
 from hive.tasks import spawn
+from tests.adapters.installed import install_weights
 from tests.pooling.pool_world import PlayedProxy, PoolWorld
 
 BASE = "tiny"
@@ -102,6 +103,7 @@ class AdapterWorld:
             audit_log=cast("AuditLog", self.pools.audit),
             settings=lambda: self.pools.settings,
             check=self._check,
+            why_not_approved=lambda *_: "",
         )
 
     def _check(self, record: AdapterRecord) -> None:
@@ -135,25 +137,7 @@ class AdapterWorld:
         self.pools.database.close()
 
     def install(self, name: str, weights: bytes = b"one", *, is_gguf: bool = True, key: str = "") -> AdapterRecord:
-        file = "a.gguf" if is_gguf else "adapter_model.safetensors"
-        files = (AdapterFile(file, len(weights), hashlib.sha256(weights).hexdigest()),)
-        count = len(self.directory.records())
-        record = AdapterRecord(
-            name=name,
-            digest=digest_of(files),
-            base=BASE,
-            format=GGUF if is_gguf else SAFETENSORS,
-            rank=8,
-            bytes=3 << 20,
-            files=files,
-            signature=UNSIGNED,
-            key_id=key,
-            installed_at=float(count),
-        )
-        with self.directory.workplace() as work:
-            (work / file).write_bytes(weights)
-            self.directory.put(work, record)
-        return record
+        return install_weights(self.directory, name, BASE, weights, is_gguf=is_gguf, key=key)
 
     @property
     def route(self) -> AdapterRoute:
@@ -365,6 +349,14 @@ async def test_two_loads_of_a_name_end_one_after_the_other(world: AdapterWorld) 
     await asyncio.gather(*(world.adapters.load("red", record.digest, cause="ann") for record in (old, new, old)))
     await until(lambda: world.slot_names() == sorted([BASE, old.engine_name]))
     assert world.route.at_server == old.engine_name
+
+
+async def test_an_order_for_a_model_that_is_an_adapter_says_so(world: AdapterWorld) -> None:
+    world.install("red")
+    await world.adapters.load("red", cause="ann")
+    with pytest.raises(NotFound, match="red is an adapter") as refused:
+        world.pools.pool.find("red")
+    assert refused.value.hint == "hive adapter show red"
 
 
 async def test_what_is_not_installed_is_not_found(world: AdapterWorld) -> None:

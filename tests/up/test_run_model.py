@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hive.adapters.directory import AdapterDirectory
 from hive.backends.backend import open_backend
 from hive.backends.concurrency import named_slots
 from hive.backends.slot_place import with_slot_place
-from hive.errors import BadRequest, DependencyDown, NotFound
+from hive.errors import BadRequest, DependencyDown, NotFound, SignatureMismatch
 from hive.host.process import children_of, read_stat
 from hive.link.slots import mark_of
 from hive.settings.file import load
@@ -22,6 +23,7 @@ from hive.settings.pool import slot_id
 from hive.settings.table import InferenceSection, Paths, Settings
 from hive.slots.model_slots import described
 from hive.up.run_model import entry_of, read_grant
+from tests.adapters.installed import install_weights
 from tests.control.box import until
 from tests.pooling.sleep_world import SERVER, model_directory
 
@@ -45,6 +47,18 @@ def test_helper_and_supervisor_find_the_same_files(config: Path, tmp_path: Path)
         assert entry_of(slot_id(name), settings, paths.state).kind == kind
     with pytest.raises(NotFound):
         entry_of(slot_id("other"), settings, paths.state)
+
+
+def test_an_adapter_whose_files_were_changed_since_it_was_installed_has_no_server(config: Path, tmp_path: Path) -> None:
+    directory = AdapterDirectory(tmp_path / "state" / "adapters")
+    record = install_weights(directory, "red", "tiny")
+    settings = load(config, env={}).settings
+    slot = slot_id(record.engine_name)
+    assert entry_of(slot, settings, tmp_path / "state").name == record.engine_name
+    directory.path(record).chmod(0o644)
+    directory.path(record).write_bytes(b"two")
+    with pytest.raises(SignatureMismatch):
+        entry_of(slot, settings, tmp_path / "state")
 
 
 def test_without_the_setting_no_file_is_a_model(config: Path, tmp_path: Path) -> None:
