@@ -43,7 +43,10 @@ SET = {
 
 
 def restarted() -> None:
-    run("systemctl", "restart", "hive.target")
+    """Stopped, then started."""
+    run("systemctl", "stop", "hive.target")
+    until("it has stopped", lambda: not active())
+    run("systemctl", "start", "hive.target")
     until_up()
 
 
@@ -51,6 +54,13 @@ def until_up() -> None:
     until("Hive answers", lambda: run("hive", "ps").returncode == 0)
     until("alpha is loaded", lambda: states().get("alpha") == "ready", LOAD_S)
     until("the proxy is there", lambda: hive("status")["proxy"]["port"] is not None, LOAD_S)
+
+
+def active() -> list[str]:
+    """Hive's services that have not stopped."""
+    shown = run("systemctl", "list-units", "--plain", "--no-legend", "hive-*.service", "hive-*.socket").stdout
+    names = [line.split()[0] for line in shown.splitlines() if "exited" not in line]
+    return [name for name in names if not name.startswith(("hive-test", "hive-agent@"))]
 
 
 def states() -> dict[str, str]:
