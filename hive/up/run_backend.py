@@ -54,7 +54,7 @@ def become(
     Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already,
     ConfigError where the draft model does not go with the model.
     """
-    settings = _with_slots(kind, settings, is_installed=state is None)
+    settings = with_slots(kind, settings, is_installed=state is None)
     inference = without_ram_cache(settings)
     found = launch(
         kind,
@@ -80,8 +80,9 @@ def become(
         raise DependencyDown(f"{found.command[0]} cannot be executed: {error.strerror}") from error
 
 
-def _with_slots(kind: str, settings: Settings, *, is_installed: bool) -> Settings:
-    """A server by itself, for a try, belongs to no daemon that would keep its slots; one of another kind has none."""
+def with_slots(kind: str, settings: Settings, *, is_installed: bool) -> Settings:
+    """The settings of a service of this kind. A server by itself, for a try, belongs to no daemon that would keep its
+    slots; one of another kind has none."""
     if not is_installed or kind != BackendKind.LLAMA:
         inference = msgspec.structs.replace(settings.inference, llama_slot_dir="")
         return msgspec.structs.replace(settings, inference=inference)
