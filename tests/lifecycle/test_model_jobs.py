@@ -416,7 +416,7 @@ async def test_output_over_its_limit_fails_the_job_and_keeps_what_there_was(
     box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await with_model(box, llama_server_on_socket)
-    monkeypatch.setattr("hive.lifecycle.model_jobs.MIB", 128)  # 16 of them are the limit
+    monkeypatch.setattr("hive.lifecycle.model_jobs.MIB", 512)  # 16 of them are the limit
     job = await begun(box, **LONG)
     found = await ended(box, job)
     assert found.error is not None
