@@ -95,7 +95,7 @@ from hive.lifecycle.load_anew import LONGEST_S
 from hive.lifecycle.load_tasks import LoadTasks
 from hive.lifecycle.memory_split import MemorySplit
 from hive.lifecycle.model_jobs import ModelJobs
-from hive.lifecycle.parking import Parking
+from hive.lifecycle.parking import Parking, ServersApart
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
 from hive.lifecycle.signed_loads import LoadApprovals
@@ -171,7 +171,7 @@ class Daemon:
 
         `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
         """
-        settings, no_slots = with_slot_place(settings, is_apart=paths.apart)
+        settings, no_slots = with_slot_place(settings, is_apart=paths.apart, is_server=False)
         if no_slots:
             log.warning("parking_off reason=%r", no_slots)
         self._paths = paths
@@ -423,6 +423,7 @@ class Daemon:
             pool=self._pool,
             proxy_link=self._proxy_link,
             database=self._database,
+            apart=ServersApart(self._helper.server_program, paths.slots) if paths.apart else None,
         )
         self.effects.on_changed, self.effects.on_forgotten = self._parking.changed, self._parking.forgotten
         self._cache = CacheFlusher(

@@ -60,6 +60,10 @@ class MadeInBackground(Protocol):
 
     async def forget_all(self) -> None: ...
 
+    async def forget_older(self, before: float) -> None:
+        """Those that ended before that time, in Unix seconds, are gone when this returns."""
+        ...
+
 
 class KeptResponses:
     """`is_there`: whether an agent of that id is there; `settings`: those in force. The owner spawns `run`."""
@@ -98,10 +102,12 @@ class KeptResponses:
         """Raises as `ResponsesFile.do`."""
         if self.in_background is not None and not self._settings().responses_kept_mb:
             await self.in_background.forget_all()
-        if not self._file.exists:
-            return
         proxy, now = self._settings(), time.time()
         most_bytes, before = proxy.responses_kept_mb * MIB, now - proxy.responses_kept_days * DAY_S
+        if self.in_background is not None:
+            await self.in_background.forget_older(before)
+        if not self._file.exists:
+            return
         gone = {agent for agent in await self._file.do(responses.agents) if not self._is_there(agent)}
         went, left = await self._file.do(
             lambda conn: responses.tidy(conn, gone=gone, most_bytes=most_bytes, before=before), then_clean=True

@@ -26,6 +26,8 @@ REDIS = f"{CONFIGURATION}/redis"
 REDIS_CONF = f"{REDIS}/redis.conf"
 REDIS_ACL = f"{REDIS}/users.acl"
 STATE = "/var/lib/hive"
+SLOTS = (f"{STATE}/slots/kept", f"{STATE}/slots/engine")
+"""Directories of slots that llama-servers saved for agents: of use to nobody but this Hive while it runs."""
 MANIFEST = f"{STATE}/install.json"
 PACKAGES = f"{STATE}/packages"
 """Written by install.sh: the packages it installed, a line each."""

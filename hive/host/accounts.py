@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hive.errors import ConfigError
 
-DAEMON, PROXY = "hive", "hive-proxy"
+DAEMON, PROXY, SERVERS = "hive", "hive-proxy", "hive-inference"
 OPERATORS, ADMINS = "hive", "hive-admin"
 """Groups of people: those that steer agents, and those that change Hive itself (they are in both)."""
 

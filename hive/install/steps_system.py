@@ -145,7 +145,8 @@ class Directories(QuietStep):
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         kept = f"remove {layout.STATE}" if purge else f"keep {layout.STATE} (it belongs to root then)"
-        return [kept, *(f"remove {path}" for path in layout.RUNTIMES if self._box.at(path).exists())]
+        slots = [f"remove what is in {place}" for place in layout.SLOTS if not purge and self._kept_slots(place)]
+        return [kept, *slots, *(f"remove {path}" for path in layout.RUNTIMES if self._box.at(path).exists())]
 
     def undo(self, *, purge: bool) -> None:
         for path in layout.RUNTIMES:
@@ -156,6 +157,8 @@ class Directories(QuietStep):
                 if entry.name != MANIFEST_NAME:
                     remove_tree(entry)
         elif self._box.layout.live:
+            for entry in [one for place in layout.SLOTS for one in self._kept_slots(place)]:
+                remove_tree(entry)
             # A user that gets these numbers next, when these users are gone, must not get their files.
             uids, gids = _ids_of(self._box.manifest.users, self._box.manifest.groups)
             for directory in self._directories():
@@ -163,6 +166,12 @@ class Directories(QuietStep):
                 if directory.path.startswith(f"{layout.STATE}/") and there.is_dir():
                     give_tree(there, (0, 0), only=lambda found: found.st_uid in uids or found.st_gid in gids)
                     os.chown(there, 0, 0)
+
+    def _kept_slots(self, place: str) -> list[Path]:
+        try:
+            return list(self._box.at(place).iterdir())
+        except OSError:  # there is none, or a user who is not root asks for the plan
+            return []
 
     def _owned(self) -> list[Directory]:
         """The directories of the state with content of a service. Content that all may read is not a service's."""

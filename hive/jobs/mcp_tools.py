@@ -82,7 +82,7 @@ class McpServer:
                 if cursor is None:
                     return found
         except MCPError as error:
-            raise await self._failure(error) from None
+            raise await self._failure(error, client) from None
         except ValidationError as error:
             raise ToolFailed(f"{self.title} lists something that is no list of tools: {_first(error)}") from None
         raise ToolFailed(f"{self.title} lists its tools on more than {PAGES_MAX} pages")
@@ -96,7 +96,7 @@ class McpServer:
             # keep busy for hours.
             result = await client.session.send_request(types.CallToolRequest(params=params), types.CallToolResult)
         except MCPError as error:
-            raise await self._failure(error) from None
+            raise await self._failure(error, client) from None
         except ValidationError as error:
             raise ToolFailed(f"{self.title} gave no result: {_first(error)}") from None
         text = text_of_result(result, max_bytes)
@@ -137,6 +137,7 @@ class McpServer:
             except BaseException:
                 await self._ended()
                 raise
+            self._told.why = ""  # what there was while it was agreed how to speak
             return self._client
 
     @property
@@ -162,21 +163,22 @@ class McpServer:
                 self._client = None
             ready.cancel()
 
-    async def _failure(self, error: MCPError) -> ToolFailed:
+    async def _failure(self, error: MCPError, client: Client) -> ToolFailed:
         """Words for a call that failed; where its session is at an end, that is closed."""
         code, message = error.error.code, error.error.message
         is_over = code == types.CONNECTION_CLOSED or message == "Session terminated"
         if not is_over:
-            return ToolFailed(
-                f"{message}; {self._told.why}" if self._told.why and code != types.INVALID_PARAMS else message
-            )
-        await self._end_session()
+            why, self._told.why = self._told.why, ""
+            return ToolFailed(f"{message}; {why}" if why else message)
+        await self._end_session(client)
         more = "the next call opens it anew" if self._opened < OPENED_MAX else "it is not opened again"
         return ToolFailed(f"{self.title} is gone: {self._why}; {more}")
 
-    async def _end_session(self) -> None:
+    async def _end_session(self, of: Client | None = None) -> None:
+        """Ends it. `of`: only where it is this one still, as another call may have opened the next one."""
         async with self._turn:
-            await self._ended()
+            if of is None or self._client is of:
+                await self._ended()
 
     async def _ended(self) -> None:
         task, self._task, client, self._client = self._task, None, self._client, None

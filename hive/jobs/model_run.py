@@ -35,6 +35,7 @@ AGAIN = frozenset({401, 429, 503})
 """401: the daemon has not told the proxy of this job yet."""
 UNHEARD_S = 5.0
 """For so long at most it may not have."""
+LAST_BYTES_S = 2.0
 _WITH_USAGE: Mapping[str, Any] = {"include_usage": True}
 
 Close = Callable[[], Awaitable[None]]
@@ -139,7 +140,8 @@ class ModelRun:
 
     async def _stream(self, body: bytes) -> None:
         access, calls = self._access, 1
-        chunks_of = answer(access.socket, body, Progress(time.monotonic), fields=access.fields)
+        progress = Progress(time.monotonic)
+        chunks_of = answer(access.socket, body, progress, fields=access.fields, last_bytes_s=LAST_BYTES_S)
         async with aclosing(chunks_of) as chunks:
             async for chunk in chunks:
                 why = self._text.take(chunk)

@@ -112,6 +112,10 @@ class BackgroundResponses:
         """Ends what is under way, and deletes all of it; what fails is logged."""
         await self._release_all(background_jobs.of_all)
 
+    async def forget_older(self, before: float) -> None:
+        """Those that ended before that time are gone when this returns; what fails is logged."""
+        await self._release_all(lambda conn: background_jobs.ended_before(conn, before))
+
     # what the proxy asks ----------------------------------------------------------------------------------------------
 
     async def _answer(self, message: FromProxyBackground, reply: LinkReply) -> None:
@@ -160,7 +164,7 @@ class BackgroundResponses:
         place = object()
         self._under_way[place] = held = HeldRequest(agent.id, size)
         try:
-            job = await self._jobs.begin(order, actor=f"agent {agent.name}", agent=agent)
+            job = await self._jobs.begin(order, actor=f"agent:{agent.name}", agent=agent)
         except NotPermitted as error:  # it would be too deep
             raise Refusal(error.message) from None
         finally:
@@ -242,11 +246,11 @@ class BackgroundResponses:
     async def _cancel(self, job: StoredJob, agent: str) -> BackgroundIs:
         """One that has ended stays as it is."""
         if not job.ended:
-            job = await self._jobs.cancel(job.id, actor=f"agent {self._name_of(agent)}")
+            job = await self._jobs.cancel(job.id, actor=f"agent:{self._name_of(agent)}")
         return await self._object(job)
 
     async def _drop(self, job: StoredJob | None, agent: str, name: str) -> None:
-        actor = f"agent {self._name_of(agent)}"
+        actor = f"agent:{self._name_of(agent)}"
         if job is not None:
             await self._jobs.cancel(job.id, actor=actor)
             await self._jobs.release(job.id, actor=actor)

@@ -422,7 +422,8 @@ class ModelJobs:
             self._process.close()
 
     async def _write_end(self, job: StoredJob, ending: JobEnd) -> None:
-        """Where the database has no room for it now, it is written once it has: until then the job is told to run."""
+        """Writes the end down; where the database has no room for it now, once it has: until then the job is told to
+        run."""
         self.outcomes[ending.status] = self.outcomes.get(ending.status, 0) + 1
         if not await self._has_written(job, ending):
             spawn(self._write_end_later(job, ending), name=f"end of job {job.id}")

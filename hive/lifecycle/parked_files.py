@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from hive.backends.llama import ENGINE
-from hive.backends.slot_place import make_place
+from hive.backends.slot_place import SHOWN_MODE, SlotDirectories, make_place, place_of
 from hive.errors import HiveError
 from hive.store.parked_slots import ParkedSlot
+
+log = logging.getLogger("hive.daemon")
 
 BEGINS = "hive-parked-"
 """Beginning of the names under which an engine writes and reads."""
@@ -36,15 +38,20 @@ class NotAsItWas(HiveError):
 
 
 class ParkedFiles:
-    """`directory` is Hive's own, 0700. In `engine` servers write and read; each cache group has a directory besides.
+    """`directory` is Hive's own, 0700; each cache group has a directory there. In `engine` servers write and read.
+
+    Where these are another user, `engine` is the daemon's still: what it puts there they may read, and neither change
+    nor put another file in its place; and it is theirs to read only once it was checked (decision 054).
 
     A file's tag is over all that its row says, and its contents, with a key of the box: one that is cut, changed, or
     put in another's place is none.
     """
 
-    def __init__(self, directory: Path, key: bytes) -> None:
-        self.directory = directory
-        self.engine = directory / ENGINE
+    def __init__(self, directory: Path, key: bytes, *, is_apart: bool = False) -> None:
+        """`directory`: as the setting names it; `is_apart`: servers are another user."""
+        self._place: SlotDirectories = place_of(directory, is_apart=is_apart)
+        self.directory = self._place.kept
+        self.engine = self._place.engine
         self._key = hmac.digest(key, b"parked slots", "sha256")
 
     def __repr__(self) -> str:
@@ -52,8 +59,8 @@ class ParkedFiles:
 
     def prepare(self, rows: Iterable[ParkedSlot]) -> list[str]:
         """Makes the directories, and removes what no row knows: what a kill left. The agents whose files are gone, or
-        in another directory. Raises PermissionError for a directory that is not this user's alone."""
-        make_place(self.directory)
+        in another directory. Raises PermissionError for a directory that is not as it has to be."""
+        make_place(self._place)
         self.sweep(())
         known = {row.file: row.agent for row in rows}
         there = set()
@@ -66,10 +73,19 @@ class ParkedFiles:
                 path.unlink(missing_ok=True)
         return [agent for file, agent in known.items() if file not in there]
 
+    def clear(self) -> None:
+        """Removes what is left where nothing is kept any more; the log says where it cannot."""
+        try:
+            if self.directory.exists():
+                self.prepare(())
+        except OSError as error:
+            log.warning("parked_files_not_removed directory=%s error=%s", self.directory, error)
+
     def sweep(self, in_use: Collection[str]) -> None:
-        """Removes what an engine wrote too late for anybody; all but these names."""
-        for left in self.engine.glob(f"{BEGINS}*"):
-            if left.name not in in_use:
+        """Removes what an engine wrote too late for anybody; all but these names. Of a directory that is made for this
+        alone everything but directories, which servers are not told to make."""
+        for left in self.engine.glob("*" if self._place.is_apart else f"{BEGINS}*"):
+            if left.name not in in_use and not (self._place.is_apart and _is_directory(left)):
                 left.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
@@ -100,9 +116,7 @@ class ParkedFiles:
         """Copies a file to where engines read, under this name. Raises NotAsItWas."""
         to = self.engine / name
         try:
-            tag = self._copy(Path(row.file), to, row)
-            if not hmac.compare_digest(tag, row.tag):
-                raise NotAsItWas("its contents are others")
+            self._copy(Path(row.file), to, row, is_for_engine=True)
         except BaseException:
             to.unlink(missing_ok=True)
             raise
@@ -111,7 +125,8 @@ class ParkedFiles:
         with suppress(FileNotFoundError):
             (self.engine / name).unlink()
 
-    def _copy(self, source: Path, to: Path, row: ParkedSlot) -> str:
+    def _copy(self, source: Path, to: Path, row: ParkedSlot, *, is_for_engine: bool = False) -> str:
+        """The tag of what was copied. `is_for_engine`: it has to be the row's, before anybody else may read it."""
         told = [row.agent, row.group, row.server, row.made_for, row.file, row.bytes, row.tokens]
         code = hmac.new(self._key, msgspec.json.encode(told), "sha256")
         left = row.bytes
@@ -126,9 +141,23 @@ class ParkedFiles:
                     view = memoryview(piece)
                     while view:
                         view = view[writing.write(view) :]
-        if left:
-            raise NotAsItWas(f"it ends {left} bytes too soon")
-        return code.hexdigest()
+                if left:
+                    raise NotAsItWas(f"it ends {left} bytes too soon")
+                tag = code.hexdigest()
+                if is_for_engine:
+                    if not hmac.compare_digest(tag, row.tag):
+                        raise NotAsItWas("its contents are others")
+                    self._show(writing.fileno())
+        return tag
+
+    def _show(self, fd: int) -> None:
+        if self._place.is_apart:
+            os.fchown(fd, -1, self.engine.stat().st_gid)
+            os.fchmod(fd, SHOWN_MODE)
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def drop_file(row: ParkedSlot) -> None:

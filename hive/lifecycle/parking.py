@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from hive.agents.roster import Roster
 from hive.control.active_backend import Active
@@ -18,6 +19,7 @@ from hive.lifecycle.parked_files import ParkedFiles
 from hive.lifecycle.parked_record import ParkedRecord
 from hive.lifecycle.parking_counts import Found, ParkingCounts
 from hive.lifecycle.parking_servers import ParkingServers
+from hive.lifecycle.slot_key import AskProgram, SlotKeys
 from hive.lifecycle.slot_restorer import SlotRestorer
 from hive.lifecycle.slot_saver import SlotSaver
 from hive.lifecycle.slot_transfers import ParkedScope, SlotTransfers
@@ -38,6 +40,14 @@ log = logging.getLogger("hive.daemon")
 _NO_ROW = TenantRow()
 
 
+class ServersApart(NamedTuple):
+    """Servers that are another user than the daemon. `ask_program`: tells of their processes; `directory`: the one
+    place for slots, whether or not anything is kept there."""
+
+    ask_program: AskProgram
+    directory: Path
+
+
 class Parking:
     """One for the daemon; keeps nothing where `[inference] llama_slot_dir` is empty."""
 
@@ -51,15 +61,18 @@ class Parking:
         pool: ModelPool,
         proxy_link: ProxyGates,
         database: Database,
+        apart: ServersApart | None = None,
     ) -> None:
         directory = settings().inference.llama_slot_dir
-        self._files = ParkedFiles(Path(directory), key) if directory else None
+        self._files = ParkedFiles(Path(directory), key, is_apart=apart is not None) if directory else None
+        self._unused = ParkedFiles(apart.directory, key, is_apart=True) if apart is not None and not directory else None
         self._settings = settings
         self._roster = roster
         self.counts = ParkingCounts()
         self._transfers = SlotTransfers()
         self._record = record = ParkedRecord(database, proxy_link)
-        servers = ParkingServers(active, pool)
+        keys = SlotKeys() if apart is None or self._files is None else SlotKeys(apart.ask_program, self._files.engine)
+        servers = ParkingServers(active, pool, keys)
         self._saver = SlotSaver(
             record=record,
             servers=servers,
@@ -103,6 +116,8 @@ class Parking:
             except OSError as error:
                 log.error("parking_off directory=%s error=%s", self._files.directory, error)
                 self._files = None
+        elif self._unused is not None:
+            await asyncio.to_thread(self._unused.clear)
         known = {life.agent.id for life in self._roster} if self._files is not None else set[str]()
         await self._record.begin(rows, keep=known - gone)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 
 import msgspec
@@ -12,7 +11,7 @@ from hive.backends.kinds import spec_of
 from hive.control.active_backend import Active
 from hive.domain import origin_of
 from hive.errors import NotFound, NotSupported
-from hive.lifecycle.slot_key import facts_of
+from hive.lifecycle.slot_key import SlotKeys
 from hive.link.parking import SlotOf, UseParked
 from hive.pooling.pooling import ModelPool
 
@@ -20,9 +19,10 @@ from hive.pooling.pooling import ModelPool
 class ParkingServers:
     """Of the pool, and the one in use."""
 
-    def __init__(self, active: Active, pool: ModelPool) -> None:
+    def __init__(self, active: Active, pool: ModelPool, keys: SlotKeys) -> None:
         self._active = active
         self._pool = pool
+        self._keys = keys
         self._elsewhere: set[tuple[str, str, int]] = set()
         """Servers that write into another directory, by slot, address and generation."""
 
@@ -50,7 +50,7 @@ class ParkingServers:
         if asking.slots_made_for is None:
             raise NotSupported(f"{kind} saves no slot")
         told, files = await control.converse(asking.slots_made_for)
-        facts = await asyncio.to_thread(facts_of, origin.dialled, files)
+        facts = await self._keys.facts_of(origin.dialled, files)
         return control, hashlib.sha256(msgspec.json.encode([kind, at.server, told, facts])).hexdigest()
 
     def writes_elsewhere(self, at: SlotOf | UseParked) -> None:

@@ -5,58 +5,66 @@ Of files nothing is known but what is on the disk now. So they count only where 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from hive.errors import NotSupported
 from hive.host.listener import TICK_S, ListeningProcess, listener_at
 from hive.host.process import words_of
+from hive.host.server_program import ServerProgram, program_at, writes_slots_to
+from hive.link.slots import ServerProgramIs
 
-_OPTION = re.compile(r"--?(cache-type|ct[kv]|flash-attn|fa|rope|yarn|override-kv|control-vector|swa|kv|grp)\b")
-"""Options of a llama-server that change what is in a slot, or its form, and which it does not tell."""
-_VARIABLE = re.compile(rb"LLAMA_ARG_(CACHE_TYPE|FLASH_ATTN|ROPE|YARN|OVERRIDE_KV|SWA|KV|GRP)")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf\Z")
 
+AskProgram = Callable[[int, int], Awaitable[ServerProgramIs]]
+"""By pid and start, in ticks since boot."""
 
-def facts_of(dialled: str, files: Iterable[str]) -> list[object]:
-    """For a server at this address, which read these files when it began. Blocks.
 
-    Raises NotSupported where its process or a file is not to be seen, or where a file has changed since.
-    """
+class SlotKeys:
+    """`ask_program`: whoever may look at another user's processes tells of them, where servers are another user;
+    `engine`: the directory they have to write slots to then."""
+
+    def __init__(self, ask_program: AskProgram | None = None, engine: Path | None = None) -> None:
+        self._ask_program = ask_program
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<SlotKeys {'of others' if self._ask_program else 'of this user'}>"
+
+    async def facts_of(self, dialled: str, files: Iterable[str]) -> list[object]:
+        """For a server at this address, which read these files when it began.
+
+        Raises NotSupported where its process or a file is not to be seen, where a file has changed since, or where
+        slots go elsewhere; whatever `ask_program` raises.
+        """
+        server = await asyncio.to_thread(_server_at, dialled)
+        program: ServerProgram | ServerProgramIs
+        if self._ask_program is None:
+            program = await asyncio.to_thread(program_at, server.pid)
+        else:
+            await asyncio.to_thread(self._check_place, server)
+            program = await self._ask_program(server.pid, server.start_ticks)
+        return await asyncio.to_thread(_all_facts, server, program, list(files))
+
+    def _check_place(self, server: ListeningProcess) -> None:
+        """One that was started before the setting would leave files where nobody takes them away."""
+        if self._engine is None or writes_slots_to(words_of(server.pid)) != str(self._engine):
+            raise NotSupported(f"its server was not started to write into {self._engine}")
+
+
+def _server_at(dialled: str) -> ListeningProcess:
     server = listener_at(dialled)
     if server is None:
         raise NotSupported(f"the process at {dialled} is not to be seen")
-    try:
-        program = os.stat(f"/proc/{server.pid}/exe")
-    except OSError:
-        raise NotSupported(f"the program at {dialled} is not to be seen") from None
+    return server
+
+
+def _all_facts(server: ListeningProcess, program: ServerProgram | ServerProgramIs, files: list[str]) -> list[object]:
     read = [_facts(path, server) for file in files for path in _parts(file)]
-    options = [*options_in(words_of(server.pid)), *_variables(server.pid)]
-    return [program.st_size, program.st_mtime_ns, program.st_ino, options, read]
-
-
-def options_in(words: Sequence[str]) -> list[str]:
-    """The options, with their values, by which slots differ.
-
-    >>> options_in(["server", "-m", "x", "-ctk", "q8_0", "--port", "1", "--rope-freq-base=1e6"])
-    ['-ctk', 'q8_0', '--rope-freq-base=1e6']
-    """
-    found = list[str]()
-    for at, word in enumerate(words):
-        if _OPTION.match(word):
-            found.append(word)
-            found += [value for value in words[at + 1 : at + 2] if not value.startswith("--")]
-    return found
-
-
-def _variables(pid: int) -> list[str]:
-    try:
-        given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        raise NotSupported("the variables of the server are not to be seen") from None
-    return sorted(one.decode(errors="replace") for one in given if _VARIABLE.match(one))
+    return [program.size, program.mtime_ns, program.inode, program.options, read]
 
 
 def _parts(file: str) -> list[str]:

@@ -88,8 +88,10 @@ from hive.link.responses import (
 from hive.link.runner import RunnerCall, RunnerSaid, RunnerTokens
 from hive.link.signed_loads import SignedLoads
 from hive.link.slots import (
+    AskServerProgram,
     AskSlotLog,
     AskSlots,
+    ServerProgramIs,
     SlotIsRunning,
     SlotMoved,
     SlotPrepare,
@@ -455,6 +457,8 @@ AnyMessage = (
     | BackendLog
     | SlotStart
     | SlotPrepare
+    | AskServerProgram
+    | ServerProgramIs
     | SlotStop
     | LeaseExpect
     | LeaseEnd

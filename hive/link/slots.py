@@ -124,6 +124,24 @@ class SlotMoved(LinkMessage, tag=True, frozen=True, kw_only=True):
     process: SlotProcess
 
 
+class AskServerProgram(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. The program of the server that is this process, which began at `start_ticks` since boot. Answer:
+    `ServerProgramIs`. Raises NotFound for a process that is gone, or is not of the servers' user."""
+
+    pid: int
+    start_ticks: int
+
+
+class ServerProgramIs(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Answer to `AskServerProgram`: size, time of change and number of its file; `options`: words and variables by
+    which what is in a slot differs."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    options: list[str]
+
+
 class AskSlotLog(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. The last lines that the server of this slot wrote. Answer: `BackendLog`."""
 

@@ -58,8 +58,10 @@ from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Done, Hello
 from hive.link.slots import (
+    AskServerProgram,
     AskSlotLog,
     AskSlots,
+    ServerProgramIs,
     SlotGrant,
     SlotIsRunning,
     SlotMoved,
@@ -284,6 +286,11 @@ class SandboxClient:
     async def slot_log(self, id: str, lines: int) -> str:
         """The last lines that its server wrote since its last start."""
         return (await self._client.link.ask(AskSlotLog(id=id, lines=lines), BackendLog, timeout_s=LOOK_S)).text
+
+    async def server_program(self, pid: int, start_ticks: int) -> ServerProgramIs:
+        """The program of the server that is this process. Raises NotFound where it is gone, or is not Hive's."""
+        asked = AskServerProgram(pid=pid, start_ticks=start_ticks)
+        return await self._client.link.ask(asked, ServerProgramIs, timeout_s=ANSWER_S)
 
     async def lease_expect(self, grant: LeaseGrant, wait_s: float = 30.0) -> None:
         """Lets the one in that shows this grant's nonce within `wait_s`; `on_holder_moved` tells when it is in, or that

@@ -64,7 +64,7 @@ from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import PROTOCOL, Done, Hello
 from hive.link.server import LinkServer
-from hive.link.slots import SlotMoved, SlotProcess
+from hive.link.slots import AskServerProgram, SlotMoved, SlotProcess
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
 from hive.sandbox.docker import DockerRuntime
@@ -80,7 +80,7 @@ from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
 from hive.sandbox.table import AgentRecords
 from hive.sandbox.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
-from hive.slots import inference_units, model_slots
+from hive.slots import inference_units, model_slots, server_programs
 from hive.slots.model_slots import ModelSlots, described
 from hive.slots.slot_units import SlotUnits
 from hive.tasks import spawn
@@ -98,7 +98,12 @@ _AGENTS: frozenset[type[LinkMessage]] = frozenset(
 )
 _PROGRAMS: frozenset[type[LinkMessage]] = frozenset({Execute, EndExecution, Resize})
 MAY_ASK: dict[str, frozenset[type[LinkMessage]]] = {
-    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS | model_slots.VERBS | lease_holders.VERBS,
+    "daemon": _AGENTS
+    | _PROGRAMS
+    | inference_units.VERBS
+    | model_slots.VERBS
+    | server_programs.VERBS
+    | lease_holders.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}) | model_slots.ENDING,
 }
@@ -314,6 +319,8 @@ class HelperServer:
                 raise NotSupported("this helper lets no lease's holder in")
             return self._leases.do(message)
         match message:
+            case AskServerProgram():
+                return server_programs.do(message)
             case Thaw():
                 return self._find(message.agent).thaw()
             case Confirm():

@@ -211,7 +211,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _s(
             "Directory for what llama-server has read for an agent while that sleeps (docs/cache.md); empty: it is "
-            "not kept. Of `hive up` alone.",
+            "not kept. Of an installed Hive `/var/lib/hive/slots`.",
             pattern="^(/|$)",
             expected="an absolute path, or nothing",
         ),
@@ -962,6 +962,11 @@ class Paths(msgspec.Struct, frozen=True):
     def slot_records(self) -> Path:
         """The helper's own: each slot's server that it started as a session, by pid, start time and boot id."""
         return self._state_of("sandbox") / "slots.d"
+
+    @property
+    def slots(self) -> Path:
+        """Directory of what llama-servers of an installed Hive have read for agents that sleep."""
+        return self.state / "slots"
 
     @property
     def slot_state(self) -> Path:

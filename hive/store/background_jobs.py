@@ -25,6 +25,12 @@ def ended_of(conn: sqlite3.Connection, agent: str, *, but_last: int) -> list[str
     return [row["id"] for row in rows]
 
 
+def ended_before(conn: sqlite3.Connection, before: float) -> list[str]:
+    """The ids of those that ended before that time and are not released."""
+    return [row["id"] for row in conn.execute(_ENDED_BEFORE, (KIND, FORM, before))]
+
+
 _OF_ALL = "SELECT id FROM jobs WHERE kind = ? AND json_extract(plan, '$.form') = ?"
 _OF_ONE = f"{_OF_ALL} AND json_extract(plan, '$.agent') = ?"
 _ENDED = f"{_OF_ONE} AND state != 'running' ORDER BY created_at DESC LIMIT -1 OFFSET ?"
+_ENDED_BEFORE = f"{_OF_ALL} AND state != 'running' AND updated_at < ?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import NoReturn
 import msgspec
 
 from hive.backends.launch import RUNTIME, STATE, launch, without_ram_cache
+from hive.backends.slot_place import with_slot_place
 from hive.backends.speculation import DRAFT
 from hive.backends.vllm_numba import check_numba
+from hive.domain import BackendKind
 from hive.errors import DependencyDown
 from hive.host.process import replace
 from hive.settings.pool import OLLAMA
 from hive.settings.table import Settings
 from hive.worker.place import check, free
 
+log = logging.getLogger("hive.worker")
 OLLAMAS_OWN = 3
 """Models that an Ollama holds on one GPU if nothing is said (server/sched.go of 2026-08)."""
 
@@ -50,7 +54,8 @@ def become(
     Raises DependencyDown with what to do where program or model is missing, WrongState where one serves already,
     ConfigError where the draft model does not go with the model.
     """
-    inference = msgspec.structs.replace(without_ram_cache(settings), llama_slot_dir="")  # of `hive up` alone
+    settings = with_slots(kind, settings, is_installed=state is None)
+    inference = without_ram_cache(settings)
     found = launch(
         kind,
         inference,
@@ -73,3 +78,16 @@ def become(
         replace(found.command, env=found.environment)
     except OSError as error:
         raise DependencyDown(f"{found.command[0]} cannot be executed: {error.strerror}") from error
+
+
+def with_slots(kind: str, settings: Settings, *, is_installed: bool) -> Settings:
+    """The settings of a service of this kind. A server by itself, for a try, belongs to no daemon that would keep its
+    slots; one of another kind has none."""
+    if not is_installed or kind != BackendKind.LLAMA:
+        inference = msgspec.structs.replace(settings.inference, llama_slot_dir="")
+        return msgspec.structs.replace(settings, inference=inference)
+    found, why = with_slot_place(settings, is_apart=True, is_server=True)
+    if why:
+        logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+        log.warning("slots_not_kept reason=%r", why)
+    return found

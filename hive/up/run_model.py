@@ -56,7 +56,7 @@ def supervised(
             settings()
         if not wait_for_grant(grant, mark_of(grant), warden=line.process.pid):
             return 0
-    read, no_slots = with_slot_place(settings(), is_apart=hive_state is None)
+    read, no_slots = with_slot_place(settings(), is_apart=hive_state is None, is_server=True)
     entry = entry_of(slot, read, hive_state)
     given = read_grant(grant)
     made = launch_entry(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -77,10 +78,11 @@ class Progress:
 
 
 async def answer(
-    socket: Path, body: bytes, progress: Progress, *, fields: Mapping[str, str] = {}
+    socket: Path, body: bytes, progress: Progress, *, fields: Mapping[str, str] = {}, last_bytes_s: float = 0.0
 ) -> AsyncGenerator[Completion, None]:
     """The chunks of the chat completion that `body` asks for, as they come; returns after a whole answer. `fields`: of
-    its head, beside those that it needs.
+    its head, beside those that it needs. `last_bytes_s`: behind its end marker the last bytes of the body are waited
+    for so long: whoever meters takes an answer for cut whose reader left before.
 
     Whole: it has its end marker, and no error and no abort in it. Raises AnswerFailed for all else. Without a limit of
     time: whoever judges `progress` cancels.
@@ -99,18 +101,29 @@ async def answer(
             progress.headed_at = progress.clock()
             if status != 200:
                 raise AnswerRefused(status, await call.body(ERROR_MAX_BYTES), call.retry_after_s)
-            async for piece in call.pieces():
+            pieces = call.pieces()
+            async for piece in pieces:
                 progress.byte_at = progress.clock()
                 payloads = events.feed(piece)
                 if payloads:
                     progress.data_at = progress.byte_at
                 for payload in payloads:
                     if payload == DONE:
+                        await _read_out(pieces, last_bytes_s)
                         return
                     yield _chunk(payload)
     except (OSError, CallFailed) as error:
         raise AnswerFailed(FailReason.STREAM_INCOMPLETE, f"the server broke off its answer: {error}") from None
     raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server ended its answer before its end marker")
+
+
+async def _read_out(pieces: AsyncIterator[bytes], within_s: float) -> None:
+    """Drops what is left, as far as it comes in time."""
+    if within_s:
+        with contextlib.suppress(TimeoutError, OSError, CallFailed):
+            async with asyncio.timeout(within_s):
+                async for _ in pieces:
+                    pass
 
 
 def _chunk(payload: bytes) -> Completion:

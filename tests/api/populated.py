@@ -339,7 +339,11 @@ def write_old_output(directory: Path) -> None:
     """Writes the output of the old task."""
     output = JobOutput(directory, OLD_TASK)
     ended = {"status": "incomplete", "reason": "length", "detail": "it was cut off"}
-    words = [("delta", {"turn": 1, "text": "Bees"}), ("tool_call", {"name": "look"}), ("ended", ended)]
+    words: list[tuple[str, dict[str, Any]]] = [
+        ("delta", {"turn": 1, "text": "Bees"}),
+        ("tool_call", {"name": "look"}),
+        ("ended", ended),
+    ]
     output.append([JobWord(1.0, event, data) for event, data in words])
     output.close()
 

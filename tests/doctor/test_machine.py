@@ -42,9 +42,17 @@ printf '[inference]\nllama_slot_dir = /var/lib/hive-slots\n' >/etc/hive/hive.con
 chmod 644 /etc/hive/hive.conf
 hive config check >/out/config.txt
 hive doctor parking --json >/out/parking.json
+printf '[inference]\nllama_slot_dir = /var/lib/hive/slots\n' >/etc/hive/hive.conf
+hive config check >/out/kept.txt
+hive doctor parking --json >/out/slots.json
+chmod 770 /var/lib/hive/slots/engine
+hive doctor parking --json >/out/slots_open.json
 """
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
+
+
+TEXTS = ("config.txt", "kept.txt")
 
 
 class Told:
@@ -56,7 +64,7 @@ class Told:
             path.stem: {one["name"]: one for one in json.loads(path.read_text() or '{"checks": []}')["checks"]}
             for path in out.glob("*.json")
         }
-        self.config = (out / "config.txt").read_text() if (out / "config.txt").exists() else ""
+        self.config, self.kept = ((out / name).read_text() if (out / name).exists() else "" for name in TEXTS)
 
     def of(self, run: str, name: str) -> Any:
         assert name in self.runs.get(run, {}), self.console
@@ -117,8 +125,15 @@ def test_the_units_have_the_scores_that_were_promised(told: Told) -> None:
     assert one["status"] == "pass", one
 
 
-def test_slots_that_an_installed_hive_does_not_keep_are_told(told: Told) -> None:
-    why = "an installed Hive keeps none, as its servers run as another user than the daemon"
+def test_a_place_where_an_installed_hive_keeps_no_slots_is_told(told: Told) -> None:
+    why = "an installed Hive keeps them in /var/lib/hive/slots and nowhere else"
     assert f"[inference] llama_slot_dir has no effect: {why}" in told.config, told.console
     found = told.of("parking", "parking.directory")
     assert (found["status"], why in found["reason"]) == ("warn", True), found
+
+
+def test_the_place_where_an_installed_hive_keeps_slots_has_to_be_as_it_is_made(told: Told) -> None:
+    assert "llama_slot_dir" not in told.kept, told.console
+    assert told.of("slots", "parking.directory")["status"] == "pass"
+    found = told.of("slots_open", "parking.directory")
+    assert (found["status"], "/var/lib/hive/slots/engine" in found["reason"]) == ("warn", True), found

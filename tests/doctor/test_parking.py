@@ -1,4 +1,4 @@
-"""Parked slots as `hive doctor` sees them: an installed Hive keeps none, and a directory of others is named."""
+"""Parked slots as `hive doctor` sees them: one place of an installed Hive, and a directory of others is named."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def looked_at(kind: TargetKind, directory: Path, **more: int) -> tuple[Status, s
     return verdict.status, verdict.reason
 
 
-def test_an_installed_hive_is_told_that_it_keeps_none(tmp_path: Path) -> None:
+def test_an_installed_hive_is_told_of_its_one_place(tmp_path: Path) -> None:
     status, reason = looked_at(TargetKind.APPLIANCE, tmp_path / "kept")
     assert status is Status.WARN
-    assert reason.endswith("an installed Hive keeps none, as its servers run as another user than the daemon")
+    assert reason.endswith("an installed Hive keeps them in /var/lib/hive/slots and nowhere else")
 
 
 @pytest.mark.parametrize("below", ["", "engine"])

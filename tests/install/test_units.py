@@ -296,7 +296,7 @@ def test_a_model_of_the_pool_may_write_in_the_directory_of_its_own_socket_and_of
     model = read("hive-model@.service")
     assert model.all("ProtectSystem") == ["strict"]
     assert [Path("/run", name) for name in model.all("RuntimeDirectory")] == [PATHS.slot_socket("%i").parent]
-    assert model.all("ReadWritePaths") == [str(PATHS.slot_state)]
+    assert model.all("ReadWritePaths") == [str(PATHS.slot_state), f"-{PATHS.slots}/engine"]
     assert model.lines("TemporaryFileSystem") == [f"{PATHS.slot_sockets}:ro"]
     assert model.lines("BindPaths") == [str(PATHS.slot_socket("%i").parent)]
     assert model.lines("InaccessiblePaths") == [f"-{PATHS.slot_socket_before('x').parent}"]

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-RUDE = sys.argv[1]
+RUDE = sys.argv[1] if len(sys.argv) > 1 else ""
 MANY = {"tools": 200, "long-description": 1, "big-schema": 1, "bad-schema": 1, "bad-name": 1}
 EVIL = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(a+)+$"}}, "required": ["x"]}
 
@@ -120,4 +120,5 @@ def main() -> None:
         time.sleep(600)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -202,6 +202,19 @@ async def test_calls_under_way_end_with_the_server_and_with_the_job() -> None:
     assert "is gone" in json.loads(await left)["error"]
 
 
+async def test_many_calls_that_lose_one_server_cost_one_start() -> None:
+    """The late ones once closed what an early one's next call had opened."""
+    async with opened(server(*MCP)) as tools:
+        for _ in range(2):
+            found = await tools.calls(
+                ("die", {}), ("hang", {}), ("hang", {}), ("hang", {}), *[("say", {"text": "a"})] * 4
+            )
+            assert all("is gone" in one for one in found[:4]), found
+            assert all(one == "a" or "is gone" in one for one in found[4:]), found
+        assert await tools.call("say", text="b") == "b"
+        assert len(tools.programs.begun) <= 4
+
+
 async def test_a_server_that_does_not_end_by_itself_is_killed() -> None:
     async with opened(rude("stays")) as tools:
         pid = int(await tools.call("t0"))

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Tools(BaseHTTPRequestHandler):
-    """Each tool is a method `do_`-less by its name."""
+    """Has a method for each tool, by its name."""
 
     protocol_version = "HTTP/1.1"
 
@@ -75,4 +75,5 @@ class Tools(BaseHTTPRequestHandler):
         pass
 
 
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Tools).serve_forever()
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Tools).serve_forever()

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,7 @@ def test_a_server_that_is_killed_in_turn_3_fails_the_job_and_nothing_is_called_t
     with calling_server(tmp_path) as server, with_guide(server) as hive:
         for _ in range(80):
             job = begin(hive, CALLING)
-            until(
-                lambda job=job: has(hive, job, "tool_result", 2) or is_over(hive, job),
-                within_s=60,
-                what="two turns",
-            )
+            until(partial(is_so_far, hive, job), within_s=60, what="two turns")
             server.process.send_signal(signal.SIGSTOP)
             time.sleep(0.2)
             if has(hive, job, "tool_result", 2) and not has(hive, job, "turn", 3) and not is_over(hive, job):
@@ -162,6 +159,11 @@ def test_a_server_that_is_killed_in_turn_3_fails_the_job_and_nothing_is_called_t
         assert [turn["n"] for turn in told["turns"]] == [1, 2]
         runs = [event for event in output(hive, job) if event["event"] == "tool_call"]
         assert calls_of(hive, job) == len(runs)
+
+
+def is_so_far(hive: Stack, job: str) -> bool:
+    """Whether its second turn is over, or all of it."""
+    return has(hive, job, "tool_result", 2) or is_over(hive, job)
 
 
 def is_over(hive: Stack, job: str) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store import background_jobs
 from tests.control.box import Box, until
-from tests.lifecycle.test_model_jobs import QUICK, until_rows, with_model
+from tests.lifecycle.test_model_jobs import QUICK, metered, with_model
 from tests.llama import MODEL, LlamaServer
 
 pytestmark = pytest.mark.llama
@@ -70,9 +71,8 @@ async def test_it_costs_one_request_of_its_agent(box: Box, llama_server_on_socke
         begun = await begin(client)
         assert await ended(box, begun) is JobState.DONE
         whole = (await client.get(f"/responses/{begun['id']}")).json()
-        [row] = await until_rows(box, 1)
-        view = await box.view("scribe")
-        assert (row["agent_id"], row["endpoint"], row["cut"]) == (view["id"], "/v1/responses", 0)
+        row = await metered(box, (await box.view("scribe"))["id"], "default")
+        assert (row["endpoint"], row["cut"]) == ("/v1/responses", 0)
         usage = whole["usage"]
         assert (row["tokens_in"], row["tokens_out"]) == (usage["input_tokens"], usage["output_tokens"])
         result = await box.services.model_jobs.result(begun["id"].removeprefix("resp_"))
@@ -165,6 +165,24 @@ async def test_events_of_the_last_ones_are_kept_and_the_answers_of_all(
         assert (gone.status_code, "kept no more" in gone.text) == (400, True)
         assert (await client.delete(f"/responses/{begun[0]['id']}")).json()["deleted"] is True
         assert (await client.get(f"/responses/{begun[0]['id']}")).status_code == 404
+
+
+async def test_what_is_too_old_goes_and_what_is_under_way_does_not(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_keeping(box, llama_server_on_socket)
+    async with agent(box) as client:
+        old = await begin(client)
+        await ended(box, old)
+        in_background = box.services.responses.in_background
+        assert in_background is not None
+        await in_background.forget_older(time.time() - 3600)
+        assert len(await box.services.audit_log._database.read(background_jobs.of_all)) == 1
+        with held(llama_server_on_socket):
+            await begin(client)
+            await in_background.forget_older(time.time() + 3600)
+            [left] = await box.services.audit_log._database.read(background_jobs.of_all)
+        assert left != old["id"].removeprefix("resp_")
 
 
 async def test_where_jobs_are_off_that_is_said(box: Box, llama_server_on_socket: LlamaServer) -> None:

@@ -194,7 +194,7 @@ async def test_the_server_has_the_environment_of_its_agent_and_ends_with_its_job
     assert home == str(tools.box.paths.home(tools.box.life("scribe").agent.id))
     assert not is_alive(int(pid))
     rows = await tools.box.audit(Filter(act="agent.exec_ended"))
-    assert [row["detail"]["why"] for row in rows] == ["its job needs it no longer"]
+    assert [row["detail"]["command"] for row in rows] == [MCP]
 
 
 async def test_a_server_that_dies_is_started_anew_by_the_next_call(tools: ToolBox) -> None:

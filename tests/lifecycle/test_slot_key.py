@@ -1,5 +1,7 @@
 """Facts of a server by which a saved slot is good there, from a real process that listens and its files."""
 
+# ruff: noqa: ASYNC240 - a test looks at a small file
+
 from __future__ import annotations
 
 import os
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from hive.errors import NotSupported
-from hive.lifecycle.slot_key import facts_of
+from hive.host.process import read_stat
+from hive.lifecycle.slot_key import SlotKeys
+from hive.link.slots import ServerProgramIs
 
 LISTEN = """
 import socket, sys
@@ -36,16 +40,16 @@ def server(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Itera
     """The address of a server that began once its model was there."""
     path = str(tmp_path / "s") if request.param == "path" else ""
     subprocess.run(["/bin/sleep", "0.1"], check=True)  # a tick of the clock that counts starts
-    command = [sys.executable, "-c", LISTEN, path, "-ctk", "q8_0"]
+    command = [sys.executable, "-c", LISTEN, path, "-ctk", "q8_0", "--slot-save-path", str(tmp_path / "engine")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.kill()
 
 
-def test_the_same_server_and_files_are_the_same(server: str, model: Path) -> None:
-    facts = facts_of(server, [str(model)])
-    assert facts == facts_of(server, [str(model)])
+async def test_the_same_server_and_files_are_the_same(server: str, model: Path) -> None:
+    facts = await SlotKeys().facts_of(server, [str(model)])
+    assert facts == await SlotKeys().facts_of(server, [str(model)])
     assert ["-ctk", "q8_0"] in facts
 
 
@@ -68,16 +72,45 @@ def a_link_to_an_older_one(model: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [written_anew, put_in_its_place, touched, a_link_to_an_older_one])
-def test_a_file_that_changed_after_the_server_began_is_not_what_it_read(
+async def test_a_file_that_changed_after_the_server_began_is_not_what_it_read(
     server: str, model: Path, change: object
 ) -> None:
     assert callable(change)
     change(model)
     with pytest.raises(NotSupported, match="changed"):
-        facts_of(server, [str(model)])
+        await SlotKeys().facts_of(server, [str(model)])
 
 
-def test_what_is_not_to_be_seen_is_not_good_for_anything(server: str, model: Path, tmp_path: Path) -> None:
+async def test_what_is_not_to_be_seen_is_not_good_for_anything(server: str, model: Path, tmp_path: Path) -> None:
     for address, file in ((server, "model.gguf"), (server, str(tmp_path / "none")), (str(tmp_path / "x"), str(model))):
         with pytest.raises(NotSupported):
-            facts_of(address, [file])
+            await SlotKeys().facts_of(address, [file])
+
+
+async def test_of_another_users_server_the_helper_tells_the_program_and_this_user_the_files(
+    server: str, model: Path, tmp_path: Path
+) -> None:
+    asked = list[tuple[int, int]]()
+
+    async def ask(pid: int, start_ticks: int) -> ServerProgramIs:
+        asked.append((pid, start_ticks))
+        return ServerProgramIs(size=1, mtime_ns=2, inode=3, options=["-ctk", "q4_0"])
+
+    keys = SlotKeys(ask, tmp_path / "engine")
+    facts = await keys.facts_of(server, [str(model)])
+    found = model.stat()
+    assert facts == [1, 2, 3, ["-ctk", "q4_0"], [[found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev]]]
+    [(pid, start_ticks)] = asked
+    stat = read_stat(pid)
+    assert stat is not None
+    assert stat.start_ticks == start_ticks
+
+
+async def test_another_users_server_that_writes_elsewhere_is_asked_for_nothing(
+    server: str, model: Path, tmp_path: Path
+) -> None:
+    async def ask(pid: int, start_ticks: int) -> ServerProgramIs:
+        raise AssertionError((pid, start_ticks))
+
+    with pytest.raises(NotSupported, match="was not started to write into"):
+        await SlotKeys(ask, tmp_path / "another").facts_of(server, [str(model)])

@@ -63,8 +63,8 @@ class Jobs:
 
 
 @asynccontextmanager
-async def jobs(tmp_path: Path, **settings: object) -> AsyncIterator[Jobs]:
-    async with proxied(tmp_path, tenants={"acme": TenantRow(models="m")}, **settings) as (proxy, backend):
+async def jobs(tmp_path: Path) -> AsyncIterator[Jobs]:
+    async with proxied(tmp_path, tenants={"acme": TenantRow(models="m")}) as (proxy, backend):
         found = Jobs(proxy, backend)
         yield found
         found.listener.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hive.adapters.directory import AdapterDirectory
+from hive.backends import slot_place
 from hive.backends.backend import open_backend
 from hive.backends.concurrency import named_slots
 from hive.backends.slot_place import with_slot_place
@@ -22,6 +23,7 @@ from hive.settings.file import load
 from hive.settings.pool import slot_id
 from hive.settings.table import InferenceSection, Paths, Settings
 from hive.slots.model_slots import described
+from hive.up import run_backend
 from hive.up.run_model import entry_of, read_grant
 from tests.adapters.installed import install_weights
 from tests.control.box import until
@@ -76,7 +78,7 @@ def test_without_the_directory_for_slots_a_server_starts_all_the_same(tmp_path: 
     (tmp_path / "a-file").touch()
     for wanted, is_there in ((tmp_path / "new", True), (tmp_path / "a-file", False), (Path("/proc/none"), False)):
         settings = Settings(inference=InferenceSection(llama_slot_dir=str(wanted)))
-        read, why = with_slot_place(settings, is_apart=False)
+        read, why = with_slot_place(settings, is_apart=False, is_server=True)
         assert (read.inference.llama_slot_dir, why == "") == (str(wanted) if is_there else "", is_there)
         assert named_slots("llama", 4, read) == (4 if is_there else 0)
     assert (tmp_path / "new" / "engine").stat().st_mode & 0o777 == 0o700
@@ -174,3 +176,27 @@ async def test_a_server_is_started_with_sleep_where_it_may_sleep(
     finally:
         supervisor.terminate()
         assert await supervisor.wait() == 0
+
+
+@pytest.mark.parametrize("made", ["nothing", "by this user"])
+def test_a_server_of_an_installed_hive_starts_without_slots_where_their_place_is_not_the_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    monkeypatch.setattr(slot_place, "APART", tmp_path)
+    if made == "by this user":
+        (tmp_path / "engine").mkdir()
+    settings = Settings(inference=InferenceSection(llama_slot_dir=str(tmp_path)))
+    read, why = with_slot_place(settings, is_apart=True, is_server=True)
+    assert (read.inference.llama_slot_dir, "engine" in why) == ("", True)
+    assert list(tmp_path.glob("kept")) == [], "it makes none"
+
+
+def test_a_service_keeps_slots_only_as_a_part_of_an_installed_hive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_place, "APART", tmp_path)
+    monkeypatch.setattr(slot_place, "why_closed", lambda engine: "" if engine == tmp_path / "engine" else "another")
+    settings = Settings(inference=InferenceSection(llama_slot_dir=str(tmp_path)))
+    for kind, is_installed, is_kept in (("llama", True, True), ("llama", False, False), ("vllm", True, False)):
+        read = run_backend.with_slots(kind, settings, is_installed=is_installed)
+        assert bool(read.inference.llama_slot_dir) is is_kept, (kind, is_installed)

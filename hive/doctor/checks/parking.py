@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
-from hive.backends.llama import ENGINE
-from hive.backends.slot_place import why_no_slots, why_unfit
+from hive.backends.slot_place import place_of, why_no_slots, why_unfit, why_unfit_apart
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
+from hive.host.accounts import DAEMON
 
 
 def look_at_directory(subject: Subject) -> CheckVerdict:
     inference = subject.settings.inference
     directory, why = inference.llama_slot_dir, why_no_slots(inference, is_apart=subject.is_appliance)
     if directory and not why:
-        why = next(filter(None, map(why_unfit, (Path(directory), Path(directory, ENGINE)))), "")
+        why = _why_unfit(subject, Path(directory))
     return judge_directory(directory, why)
+
+
+def _why_unfit(subject: Subject, directory: Path) -> str:
+    if not subject.is_appliance:
+        place = place_of(directory, is_apart=False)
+        return next(filter(None, map(why_unfit, (place.kept, place.engine))), "")
+    try:
+        daemon = pwd.getpwnam(DAEMON).pw_uid
+    except KeyError:
+        return f"there is no user {DAEMON}"
+    return why_unfit_apart(place_of(subject.layout.at(str(directory)), is_apart=True), daemon)
 
 
 def judge_directory(directory: str, why: str) -> CheckVerdict:
