@@ -136,11 +136,12 @@ class Jobs:
             event.set()
         return ended
 
-    async def forget(self, job: StoredJob, *, plan: dict[str, Any], also: Also) -> None:
-        """Of an ended one, what it was asked and came to goes but for the code of its error, and `also` is written with
-        that."""
+    async def forget(self, job: StoredJob, *, plan: dict[str, Any], result: dict[str, Any], also: Also) -> None:
+        """Of an ended one, only so much of what it was asked and came to is left, with the code of its error, and `also`
+        is written with that."""
         error = None if job.error is None else {**job.error, "message": "", "hint": "", "log": []}
-        await self._write(jobs.update, msgspec.structs.replace(job, plan=plan, result=None, error=error), also)
+        left = msgspec.structs.replace(job, plan=plan, result=result, error=error)
+        await self._write(jobs.update, left, also)
 
     async def give_up(self, left: list[StoredJob]) -> None:
         """Jobs that an earlier daemon left, and that are not carried on."""
