@@ -137,8 +137,8 @@ class Jobs:
         return ended
 
     async def forget(self, job: StoredJob, *, plan: dict[str, Any], result: dict[str, Any], also: Also) -> None:
-        """Of an ended one, only so much of what it was asked and came to is left, with the code of its error, and `also`
-        is written with that."""
+        """Of an ended one, only so much of what it was asked and came to is left, and the code of its error; `also` is
+        written with that."""
         error = None if job.error is None else {**job.error, "message": "", "hint": "", "log": []}
         left = msgspec.structs.replace(job, plan=plan, result=result, error=error)
         await self._write(jobs.update, left, also)

@@ -40,19 +40,22 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = StoredJob.__struct_fields__
 _OBJECTS = ("plan", "result", "error")
+_OF_JOBS = (("id", "jobs"), ("job", "job_turns"), ("job", "job_signals"))
 _INSERT = f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{column} = ?' for column in _COLUMNS[1:])} WHERE id = ?"
 
 
 def add(conn: sqlite3.Connection, job: StoredJob) -> None:
-    """A new one; the oldest ended ones of its kind go. Model jobs of different forms are counted apart: what is answered
-    in the background for agents pushes out no operator's job."""
+    """A new one; the oldest ended ones of its kind go. Model jobs of different forms are counted apart: responses that
+    agents have made in the background push out no operator's job."""
     conn.execute(_INSERT, _values(job))
-    conn.execute(
-        "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE state != 'running' AND kind = ?"
-        " AND json_extract(plan, '$.form') IS ? ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
+    gone = conn.execute(
+        "SELECT id FROM jobs WHERE state != 'running' AND kind = ? AND json_extract(plan, '$.form') IS ?"
+        " ORDER BY created_at DESC LIMIT -1 OFFSET ?",
         (job.kind, job.plan.get("form"), KEPT),
-    )
+    ).fetchall()
+    for column, table in _OF_JOBS:
+        conn.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(row["id"],) for row in gone])
 
 
 def update(conn: sqlite3.Connection, job: StoredJob) -> None:

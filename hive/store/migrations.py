@@ -449,10 +449,6 @@ CREATE TABLE job_signals (
     at REAL NOT NULL,
     PRIMARY KEY (job, n)
 ) STRICT, WITHOUT ROWID;
-CREATE TRIGGER jobs_gone AFTER DELETE ON jobs BEGIN
-    DELETE FROM job_turns WHERE job = OLD.id;
-    DELETE FROM job_signals WHERE job = OLD.id;
-END;
 """
 """Of model jobs, `n` from 1. Tokens are NULL where the server did not tell."""
 
