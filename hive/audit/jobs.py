@@ -136,9 +136,9 @@ class Jobs:
             event.set()
         return ended
 
-    async def forget(self, job: StoredJob, *, plan: dict[str, Any], also: Also) -> None:
-        """Of an ended one, what it was asked and came to goes, and `also` is written with that."""
-        await self._write(jobs.update, msgspec.structs.replace(job, plan=plan, result=None), also)
+    async def forget(self, job: StoredJob, *, plan: dict[str, Any], result: dict[str, Any], also: Also) -> None:
+        """Of an ended one, only so much of what it was asked and came to is left, and `also` is written with that."""
+        await self._write(jobs.update, msgspec.structs.replace(job, plan=plan, result=result), also)
 
     async def give_up(self, left: list[StoredJob]) -> None:
         """Jobs that an earlier daemon left, and that are not carried on."""

@@ -141,7 +141,7 @@ class ModelJobs:
             "priority": str(order.priority),
             "parent": "" if parent is None else parent.id,
         }
-        job = await self._jobs.begin(KIND, plan=plan, progress="waits for its turn", actor=actor)
+        job = await self._jobs.begin(KIND, plan=plan, progress="begun", actor=actor)
         run = JobRun(
             job,
             order,
@@ -188,6 +188,7 @@ class ModelJobs:
         await self._jobs.forget(
             job,
             plan={"name": job.plan.get("name", ""), "released": True},
+            result={"status": self.status_of(job)},
             also=lambda conn: job_turns.forget(conn, job_id),
         )
         self._audit_log.note("job.released", target=job_id, actor=actor, detail={"name": job.plan.get("name", "")})

@@ -247,7 +247,11 @@ async def test_a_job_that_runs_has_no_result_and_is_not_released(box: Box, llama
     await jobs.release(job.id, actor=ME)
     assert list(box.paths.jobs.iterdir()) == []
     kept = await box.services.jobs.get(job.id)
-    assert (kept.state, kept.plan, kept.result) == (JobState.CANCELLED, {"name": "hi", "released": True}, None)
+    assert (kept.state, kept.plan, kept.result) == (
+        JobState.CANCELLED,
+        {"name": "hi", "released": True},
+        {"status": "cancelled"},
+    )
     for question in (jobs.result(job.id), jobs.order(job.id), said(box, job)):
         with pytest.raises(NotFound):
             await question

@@ -175,7 +175,7 @@ def _why(job: Answer) -> str:
     if job["error"]:
         return str(job["error"]["message"])
     is_ended_task = job["task"] is not None and job["result"] is not None
-    return str(job["result"]["detail"] if is_ended_task else job["progress"])
+    return str(job["result"].get("detail", "") if is_ended_task else job["progress"])
 
 
 def _shown(job: Answer, now: float) -> str:

@@ -14,11 +14,13 @@ from hive.cli.following import error_of, waited
 from hive.cli.jobs.output import OutputWriter, events_of, signal_line
 from hive.cli.op_options import read
 from hive.cli.text import harmless, one_line
-from hive.errors import Cancelled, HiveError, NotFound, UsageError
+from hive.errors import Cancelled, HiveError, NotFound, UsageError, did_you_mean
 
 FILE_MAX_BYTES = 1024 * 1024
 """An order is no larger."""
 BEGIN_S = 60.0
+TOOL_FORMS, BANDS = ("native", "schema"), ("low", "normal", "high")
+"""Equal to ToolForm and Band: their modules would cost every start of a job some milliseconds."""
 
 
 def run(
@@ -96,6 +98,8 @@ def run(
     """
     if follow and wait:
         raise UsageError("either --follow or --wait")
+    _check_word("--tool-form", tool_form, TOOL_FORMS)
+    _check_word("--priority", priority, BANDS)
     if not model and not as_agent:
         raise UsageError("--model: which one is to work?", hint="hive model list, or hive pool")
     order = _order_of(name, prompt)
@@ -119,6 +123,12 @@ def run(
     else:
         call.show("job.run", job, lambda: str(job["id"]))
         call.say(f"next: hive job logs -f {job['id']}")
+
+
+def _check_word(option: str, word: str, words: tuple[str, ...]) -> None:
+    if word not in words:
+        near = did_you_mean(word, words)
+        raise UsageError(f"{option} {word[:40]}: expected one of {', '.join(words)}", hint=near)
 
 
 def _order_of(name: str, words: list[str] | None) -> Answer:
