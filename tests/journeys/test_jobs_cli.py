@@ -24,7 +24,7 @@ from tests.llama import MODEL, LlamaServer, serve
 pytestmark = [pytest.mark.redis, pytest.mark.llama]
 SHORT = ("--model", MODEL, "--param", "max_tokens=12", "--param", "temperature=0", "--param", "ignore_eos=true")
 LONG = ("--model", MODEL, "--param", "max_tokens=60000", "--param", "ignore_eos=true")
-"""Some seconds: long enough to be met."""
+"""Three seconds: long enough to be met."""
 CONFIG = f"""
 [tenant acme]
 models = {MODEL}
@@ -58,8 +58,9 @@ class Ran(NamedTuple):
 class JobUser:
     """Somebody at a shell, in a directory of their own."""
 
-    def __init__(self, hive: Stack, directory: Path) -> None:
+    def __init__(self, hive: Stack, directory: Path, server: LlamaServer) -> None:
         self.hive = hive
+        self.server = server
         self.directory = directory
 
     def _command(self, words: tuple[str, ...]) -> list[str]:
@@ -122,12 +123,33 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobUser]:
     more = ("--no-jinja", "--chat-template", "chatml", "-c", "262144")
     with serve(folder, more=more) as server, stack(url=server.url, config="[jobs]\nat_once = 1\n") as hive:
         hive.create("guide", "guide.py", port=9000)
-        yield JobUser(hive, folder)
+        yield JobUser(hive, folder, server)
 
 
 @pytest.fixture
-def user(hive: Stack, tmp_path: Path) -> JobUser:
-    return JobUser(hive, tmp_path)
+def user(hive: Stack, llama: LlamaServer, tmp_path: Path) -> JobUser:
+    return JobUser(hive, tmp_path, llama)
+
+
+@contextmanager
+def frozen(server: LlamaServer) -> Iterator[None]:
+    """An answer that is under way ends only after this: its context is full within 3 s."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def talking(user: JobUser, **order: Any) -> Iterator[str]:
+    """A job that has said something and has not ended."""
+    params = {"max_tokens": 60000, "ignore_eos": True}
+    client = user.hive.client()
+    job = client.post("/api/jobs", {"name": "long", "model": MODEL, "prompt": "Hello", "params": params, **order})["id"]
+    until(lambda: said(list(client.job_output(job))), within_s=30, what="a word")
+    with frozen(user.server):
+        yield job
 
 
 def kept(user: JobUser, job: str) -> list[Any]:
@@ -198,13 +220,14 @@ def test_ctrl_c_ends_the_looking_and_the_job_goes_on(user: JobUser) -> None:
             said_first = process.stdout if how == "--follow" else process.stderr
             assert said_first is not None
             assert said_first.read(1)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-            assert process.returncode == 130
-            assert f"hive job logs -f {job}" in err
-            assert "Traceback" not in err
-        assert user.job(job)["state"] == "running"
-        cancelled = user.ok("cancel", job, "--json").answer
+            with frozen(user.server):
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=60)
+                assert process.returncode == 130
+                assert f"hive job logs -f {job}" in err
+                assert "Traceback" not in err
+                assert user.job(job)["state"] == "running"
+                cancelled = user.ok("cancel", job, "--json").answer
         assert (cancelled["state"], cancelled["status"]) == ("cancelled", "cancelled")
 
 
@@ -213,12 +236,11 @@ def is_running(job: Any) -> bool:
 
 
 def test_a_cancelled_job_keeps_what_it_had_said(user: JobUser) -> None:
-    job = user.begin("long", *LONG, "Hello")
-    until(lambda: said(kept(user, job)), within_s=30, what="a word")
-    refused = user("result", job, "--json")
-    assert (refused.code, refused.error["code"]) == (1, "not_ready")
-    assert user("release", job).code == 1
-    user.ok("cancel", job)
+    with talking(user) as job:
+        refused = user("result", job, "--json")
+        assert (refused.code, refused.error["code"]) == (1, "not_ready")
+        assert user("release", job).code == 1
+        user.ok("cancel", job)
     events = kept(user, job)
     assert (events[-1]["event"], events[-1]["data"]["status"]) == ("ended", "cancelled")
     result = user("result", job)
@@ -313,17 +335,17 @@ def test_a_reader_that_loses_its_connection_goes_on_behind_the_last_event_it_has
 def test_a_proxy_that_stands_still_keeps_no_job_waiting_for_ever(caller: JobUser) -> None:
     """The proxy is told of each end: where it did not answer that within 2 s, the next job was never begun."""
     (caller.directory / "none.json").write_text("[]")
-    long, short = (*LONG, "--exit-tools", "none.json"), (*SHORT, "--exit-tools", "none.json")
-    first, second = caller.begin("one", *long, "Hello"), caller.begin("two", *short, "Hello")
-    until(lambda: said(kept(caller, first)), within_s=30, what="a word")
-    assert caller.job(second)["status"] == "queued"
-    proxy = caller.hive.pid_of("proxy")
-    os.kill(proxy, signal.SIGSTOP)
-    try:
-        caller.ok("cancel", first)
-        until(lambda: "job_grants_not_heard" in caller.hive.log, within_s=10, what="a proxy that does not answer")
-    finally:
-        os.kill(proxy, signal.SIGCONT)
+    short = (*SHORT, "--exit-tools", "none.json")
+    with talking(caller, exit_tools=[]) as first:
+        second = caller.begin("two", *short, "Hello")
+        assert caller.job(second)["status"] == "queued"
+        proxy = caller.hive.pid_of("proxy")
+        os.kill(proxy, signal.SIGSTOP)
+        try:
+            caller.ok("cancel", first)
+            until(lambda: "job_grants_not_heard" in caller.hive.log, within_s=10, what="a proxy that does not answer")
+        finally:
+            os.kill(proxy, signal.SIGCONT)
     assert caller.ended(second)["status"] in ("incomplete", "failed")
     caller.ok("run", "three", *short, "--wait", "Hello")
 
@@ -355,8 +377,8 @@ def test_a_job_is_its_tenants(user: JobUser) -> None:
     before = {tenant: requests(tenant) for tenant in ("acme", "default")}
     for words in (("--tenant", "acme"), ("--as", "alice"), ("--as", "bob")):
         user.ok("run", "n", *SHORT, "--wait", *words, "Hello")
-    until(lambda: requests("acme") == before["acme"] + 2, within_s=10, what="two of acme's")
-    assert requests("default") == before["default"] + 1
+    wanted = {"acme": before["acme"] + 2, "default": before["default"] + 1}
+    until(lambda: {name: requests(name) for name in wanted} == wanted, within_s=10, what=f"usage: {wanted}")
     tenants = [job["task"]["tenant"] for job in user.hive.get("/api/jobs", kind="task", limit=3)["jobs"]]
     assert tenants == ["default", "acme", "acme"]
     ran = user("run", "n", *SHORT, "--wait", "--json", "--tenant", "narrow", "Hello")

@@ -178,6 +178,15 @@ def _why(job: Answer) -> str:
     return str(job["result"].get("detail", "") if is_ended_task else job["progress"])
 
 
+def _called(turn: Answer) -> str:
+    """The names of what was called. Calls that are held to JSON are in the answer's text; their results have the names.
+
+    >>> _called({"calls": [], "results": [{"name": "look"}, {"name": ""}]})
+    'look'
+    """
+    return ", ".join(call["name"] for call in turn["calls"] or turn["results"] if call["name"])
+
+
 def _shown(job: Answer, now: float) -> str:
     task, ends = job["task"] or {}, job["updated_at"] if job["state"] != "running" else now
     told = [
@@ -207,7 +216,7 @@ def _shown(job: Answer, now: float) -> str:
             number(turn["tokens_cached"]),
             number(turn["tokens_out"]),
             turn["finish_reason"] or UNKNOWN,
-            ", ".join(call["name"] for call in turn["calls"]) or UNKNOWN,
+            _called(turn) or UNKNOWN,
         ]
         for turn in result["turns"]
     ]
