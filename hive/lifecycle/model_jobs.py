@@ -367,8 +367,6 @@ class ModelJobs:
         except HiveError as error:
             await self._end(run, JobEnd.failed(error.code, error.message))
             return
-        with contextlib.suppress(HiveError):
-            run.job = await self._jobs.tell(run.job, "its model is asked")
         if run.is_ended or run.is_cancelled:
             return
         if link.lost:

@@ -111,6 +111,7 @@ async def test_a_job_asks_the_model_and_what_it_said_is_kept(box: Box, llama_ser
 async def test_its_usage_is_metered_as_that_of_any_request(box: Box, llama_server_on_socket: LlamaServer) -> None:
     await with_model(box, llama_server_on_socket)
     view = await box.create("scribe")
+    await box.create("guest", tenant="other")
     for order in (HI | {"agent": "scribe"}, HI | {"tenant": "other", "priority": "low"}):
         job = await begun(box, **order)
         result = await ended(box, job)
@@ -325,12 +326,16 @@ async def test_jobs_that_agents_begin_while_they_answer_a_call_are_three_deep_at
     with pytest.raises(NotPermitted, match="3 deep"):
         await jobs.begin(JobOrder(**HI), actor=ME, agent=agent)
     turn = {"turn": 1, "answer": "", "calls": [{"id": "b", "name": "look", "arguments": "{}"}]}
-    for number in range(2, 10):
+    for number in range(2, 8):  # each of the two below took one of the 8 when it began
         await jobs._write(jobs._runs[found[0].id], [JobWord(0.0, "turn", turn | {"turn": number})])
     with pytest.raises(HiveError, match="used up their turns"):
         await jobs._write(jobs._runs[found[1].id], [JobWord(0.0, "turn", turn)])
-    for job in found:
-        await jobs.cancel(job.id)
+    await jobs.cancel(found[2].id)
+    with pytest.raises(NotPermitted, match="used up their turns"):
+        await jobs.begin(JobOrder(**HI), actor=ME, agent=agent)
+    await jobs.cancel(found[0].id)
+    for job in found:  # those below end with the first
+        assert (await jobs._jobs.get(job.id, wait_s=10)).ended
 
 
 async def test_kill_9_of_the_daemon_fails_its_jobs_at_the_next_start_with_what_they_said(
