@@ -187,12 +187,14 @@ begin_version() {
 
 # $1: where, $2: its stamp.
 fill_version() {
-    local copy code=0 commit changed git
+    local copy code=0 commit changed git extras=""
     # From a copy: a build leaves things beside what it builds, and takes what an earlier one left.
     copy=$(mktemp -d)
     (cd -- "$root" && tar -c --exclude=__pycache__ -- "${sources[@]}") | tar -x -C "$copy"
+    # What was added to the version before: jobs with MCP servers go on working.
+    if compgen -G "$prefix/opt/hive/current/lib/python3*/site-packages/mcp" >/dev/null; then extras="[mcp]"; fi
     quietly "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-warn-script-location \
-        -c "$copy/constraints.txt" "$copy" || code=$?
+        -c "$copy/constraints.txt" "$copy$extras" || code=$?
     rm -rf -- "$copy"
     [ "$code" -eq 0 ] || die "pip install failed" 5
     # In an image the scripts name the place they will have there.

@@ -88,15 +88,18 @@ from hive.host.process import identify
 from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.adapter_registry import AdapterRegistry
 from hive.lifecycle.adapters import Adapters
+from hive.lifecycle.background_responses import BackgroundResponses
 from hive.lifecycle.cache_flush import CacheFlusher
 from hive.lifecycle.deployment_watch import DeploymentWatch
 from hive.lifecycle.load_anew import LONGEST_S
 from hive.lifecycle.load_tasks import LoadTasks
 from hive.lifecycle.memory_split import MemorySplit
+from hive.lifecycle.model_jobs import ModelJobs
 from hive.lifecycle.parking import Parking, ServersApart
 from hive.lifecycle.runner import RunnerDesk
 from hive.lifecycle.runner_views import RunnerViews, measured_bytes
 from hive.lifecycle.signed_loads import LoadApprovals
+from hive.link.background import FromProxyBackground
 from hive.link.helper import Ended
 from hive.link.leases import LeaseHolder
 from hive.link.link import LinkReply, failed
@@ -125,6 +128,7 @@ from hive.settings.file import Loaded, SettingOrigin
 from hive.settings.table import Paths, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
+from hive.store.job_turns import KIND as MODEL_JOB
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
 from hive.store.responses_file import ResponsesFile
@@ -291,6 +295,26 @@ class Daemon:
             effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
         )
         self._jobs = Jobs(self._database, self._audit_log)
+        self._model_jobs = ModelJobs(
+            paths,
+            settings=lambda: self.effects.settings.jobs,
+            jobs=self._jobs,
+            database=self._database,
+            audit_log=self._audit_log,
+            roster=self.roster,
+            executor=executor,
+            proxy_link=self._proxy_link,
+            tenants=lambda: self.effects.settings.tenants,
+        )
+        self._background = BackgroundResponses(
+            self._model_jobs,
+            self._jobs,
+            self._database,
+            self._responses,
+            agent_of=self._agent_of,
+            is_kept=lambda: bool(self.effects.settings.proxy.responses_kept_mb),
+        )
+        self._responses.in_background = self._background
         self._governor = Governor(
             rules,
             installed=paths.apart,
@@ -455,6 +479,8 @@ class Daemon:
         self._loads_left = recorded.loads
         tasks = {load.job for load in recorded.loads}
         self._given_up = [job for job in recorded.jobs if job not in switches and job.id not in tasks]
+        self._model_jobs_left = [job for job in self._given_up if job.kind == MODEL_JOB]
+        self._given_up = [job for job in self._given_up if job.kind != MODEL_JOB]
 
         self.services = self._services(
             isolation=isolation,
@@ -550,6 +576,7 @@ class Daemon:
             active=self._active,
             switcher=self._switcher,
             jobs=self._jobs,
+            model_jobs=self._model_jobs,
             models=self._models,
             pool=orders,
             deployments=self._deployments,
@@ -599,6 +626,7 @@ class Daemon:
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
                 adapters=self._adapter_orders.metrics,
+                jobs=self._model_jobs.metrics,
             ),
         )
 
@@ -726,6 +754,7 @@ class Daemon:
         self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
+        self._spawn(self._model_jobs.recover(self._model_jobs_left), "jobs of before")
         await self._load_tasks.forsake()
         self._spawn(self._load_tasks.resume(), "load tasks")
         await self._cache.begin()
@@ -793,6 +822,7 @@ class Daemon:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
         self.services.runner.is_stopping = True
         await self._pool.close()  # before anything that takes time: the models may be ending, too
+        await self._model_jobs.close()
         await self._ollama.close()
         api, self._api = self._api, None
         if api is not None:
@@ -947,6 +977,7 @@ class Daemon:
         self._pool.proxy_here()
         self._parking.proxy_here()
         self._tell_tokens()
+        self._model_jobs.proxy_here()
         self._load_approvals.tell(again=True)
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
@@ -1025,6 +1056,13 @@ class Daemon:
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
+
+    def _agent_of(self, agent: str) -> Agent | None:
+        life = self.roster.get(agent)
+        return None if life is None else life.agent
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
+        self._background.hear(message, reply)
 
     def look_for_models(self, answer: Callable[[Done], None]) -> None:
         self._spawn(self._look_for_models(answer), "look for models")

@@ -206,6 +206,13 @@ class WrongState(Refusal):
     exit_code = 1
 
 
+class ResultNotReady(WrongState):
+    """The job has not ended."""
+
+    code = "not_ready"
+    hint = "ask again, or wait for it: hive job run --wait, hive job logs -f"
+
+
 class StaleToken(WrongState):
     """This is no longer the holder's token."""
 
@@ -519,10 +526,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-def by_code(code: str) -> type[HiveError]:
-    """The class with this `code`; `HiveError` where none has it.
+def by_code(code: str, status: int | None = None) -> type[HiveError]:
+    """The class with this `code`, and with this `status` where several have it; `HiveError` where none has it.
 
     >>> by_code("wrong_state").__name__, by_code("nonsense").__name__
     ('WrongState', 'HiveError')
+    >>> by_code("not_ready", 409).__name__, by_code("not_ready", 503).__name__
+    ('ResultNotReady', 'RunnerNotReady')
     """
-    return next((cls for cls in _tree(HiveError) if cls.code == code), HiveError)
+    found = [cls for cls in _tree(HiveError) if cls.code == code]
+    return next((cls for cls in found if cls.status == status), found[0] if found else HiveError)

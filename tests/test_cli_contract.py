@@ -61,7 +61,7 @@ def flags(entry: LazyCommand, name: str) -> list[str]:
 
 def test_every_command_of_the_issue_is_there() -> None:
     expected = (
-        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend run-model "
+        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend run-model jobs "
         "sandbox-thaw "
         "agent-create agent-apply agent-edit agent-export agent-list agent-show agent-start agent-stop agent-restart "
         "agent-pause agent-resume agent-send agent-messages agent-responses agent-wake-at agent-keep-awake "
@@ -77,6 +77,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "secrets-generate db-tables db-schema db-query "
         "adapter-list adapter-show adapter-pull adapter-load adapter-unload adapter-remove adapter-keys "
         "adapter-sign adapter-verify adapter-trust adapter-revoke "
+        "job-list job-run job-show job-logs job-result job-cancel job-release "
         "op-keygen op-request op-sign op-show op-verify op-submit"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
@@ -109,9 +110,13 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
     assert "Examples:" in text
 
 
+WITH_DEFAULT = ("queue", "pool", "task", "lease", "cache", "adapter", "job")
+"""Groups that list something where no command is named."""
+
+
 @pytest.mark.parametrize(
     "path",
-    [path for path in groups() if path not in (("queue",), ("pool",), ("task",), ("lease",), ("cache",), ("adapter",))],
+    [path for path in groups() if not path or path[0] not in WITH_DEFAULT],
     ids=" ".join,
 )
 def test_a_group_alone_is_a_usage_error_that_shows_help(
@@ -193,6 +198,7 @@ CALLS: dict[str, list[str]] = {
     "agent wake-at": ["alice", "+10m"],
     "backend switch": ["vllm"],
     "cache flush": ["--all"],
+    "job run": ["tidy", "--model", "m", "hi"],
     "lease run": ["--vram", "1G", "--", "true"],
     "lease take": ["--vram", "1G"],
     "lease renew": ["l-1", "--token", "1"],
@@ -226,6 +232,7 @@ WITHOUT_NAME = {
     "adapter list",
     "adapter keys",
     "capabilities",
+    "job list",
     "lease list",
     "op show",
     "model deployed",

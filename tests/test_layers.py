@@ -73,11 +73,32 @@ ALLOWED: dict[str, set[str]] = {
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
-    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit"},
+    **dict.fromkeys(
+        ("lifecycle.model_jobs", "lifecycle.job_runs", "lifecycle.job_output", "lifecycle.job_programs"),
+        LEAVES
+        | DAEMON_PARTS
+        | {"lifecycle", "control", "audit", "jobs.order", "jobs.ending", "jobs.toolloop", "jobs.tool_specs"}
+        | {"jobs.mcp_extra"},
+    ),
+    **dict.fromkeys(
+        ("lifecycle.background_responses", "lifecycle.background_events"),
+        LEAVES
+        | DAEMON_PARTS
+        | {"lifecycle", "control", "audit", "jobs.order"}
+        | {"dialects.openai_responses_background", "dialects.openai_responses_answers"},
+    ),
+    "api": LEAVES | DAEMON_PARTS | {"lifecycle", "control", "audit", "jobs.order", "jobs.tool_specs"},
     "api.services": LEAVES | DAEMON_PARTS | {"api", "lifecycle", "control", "audit", "pooling"},  # their types
     "daemon": LEAVES | DAEMON_PARTS | {"control", "lifecycle", "audit", "pooling", "api", "adapters"},
     "worker": LEAVES | {"host", "backends", "dialects"},
     "jobs": LEAVES | {"worker"},
+    **dict.fromkeys(
+        (
+            *("jobs.process", "jobs.access", "jobs.telling", "jobs.model_run", "jobs.background_run"),
+            *("jobs.agent_tools", "jobs.inside_streams"),
+        ),
+        LEAVES | {"worker", "jobs", "link", "host", "dialects"},  # of the process of model jobs
+    ),
     "jobs.wiring": LEAVES | {"worker", "jobs", "backends.command_line", "host.cgroup"},  # types of what it passes on
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
@@ -111,6 +132,7 @@ COMPOSITION_ROOTS = {
     "backup",
     "up",
     "tui",
+    "jobs.process",
 }
 STARTERS = {
     "cli.audit",

@@ -37,7 +37,8 @@ ELSEWHERE = {
     "restore": "hive-install.1",
     "top": "hive-top.1",
     **dict.fromkeys(
-        ("proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model"), "hive-services.1"
+        ("proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model", "jobs"),
+        "hive-services.1",
     ),
 }
 """Commands without a noun of their own whose page is not hive.1."""
@@ -141,10 +142,10 @@ def classes() -> list[type[HiveError]]:
 
 
 def error_lines() -> str:
-    rows = {cls.code: (cls.status, cls.exit_code, (cls.__doc__ or "").split("\n")[0]) for cls in classes()}
+    rows = {(cls.code, cls.status): (cls.exit_code, (cls.__doc__ or "").split("\n")[0]) for cls in classes()}
     return "".join(
         f"*{escaped(code)}* ({status}, {exit_code})\n\t{escaped(said)}\n"
-        for code, (status, exit_code, said) in rows.items()
+        for (code, status), (exit_code, said) in rows.items()
     )
 
 

@@ -28,6 +28,7 @@ from hive.api.description import DescriptionApi
 from hive.api.events import EventApi
 from hive.api.exec import ExecApi
 from hive.api.governance import GovernanceApi
+from hive.api.jobs import JobApi
 from hive.api.leases import LeaseApi
 from hive.api.middleware import AuthMiddleware, TcpEntry
 from hive.api.models import ModelApi
@@ -60,7 +61,8 @@ BODY_S = 30.0
 def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event) -> list[RouteRow]:
     """Everything the API answers."""
     table = [
-        *BoxApi(services, stopping=stopping).rows(),
+        *BoxApi(services).rows(),
+        *JobApi(services, stopping=stopping).rows(),
         *ModelApi(services).rows(),
         *AdapterApi(services).rows(),
         *PoolApi(services).rows(),

@@ -121,7 +121,9 @@ class LeaseApi:
                 is_governed=True,
             ),
             RouteRow("GET", one, VIEWER, "lease", self.lease, "One lease.", LeaseView),
-            RouteRow("GET", f"{one}/wait", OPERATOR, "wait_lease", self.wait, "How a wait goes on.", NDJSON),
+            RouteRow(
+                "GET", f"{one}/wait", OPERATOR, "wait_lease", self.wait, "How a wait goes on.", NDJSON, each=LeaseView
+            ),
             RouteRow(
                 "POST",
                 f"{one}/renew",

@@ -14,7 +14,7 @@ from hive.api import config_schema, spec_schema
 from hive.api.op_token import PATTERNS, SAYS
 from hive.api.params import JSON, Schema
 from hive.api.responses import LATER, PROBLEM, is_runners
-from hive.api.routes import EVENTS, LeadsTo, RouteRow
+from hive.api.routes import EVENTS, NDJSON, LeadsTo, RouteRow
 from hive.domain import AgentSpec
 from hive.shapes.runner import RunnerFailure
 from hive.shapes.system import Event, Problem
@@ -82,19 +82,6 @@ ALWAYS = frozenset({400, 401, 403, 429, 500, 503})
 OF_THE_PATH = frozenset({404})
 OF_A_BODY = frozenset({408, 413, 415})
 OF_AN_ORDER = frozenset({409, 504, 507})
-EVENT: Schema = {
-    "type": "object",
-    "description": "Each event of the stream.",
-    "properties": {
-        "event": {"type": "string", "description": "Its kind."},
-        "data": {
-            "type": "string",
-            "contentMediaType": JSON,
-            "contentSchema": {"$ref": REF.format(name=Event.__name__)},
-        },
-    },
-    "required": ["event", "data"],
-}
 RUNNERS = "runner-"
 """Prefix of the runner API's own answers among the components."""
 
@@ -219,8 +206,12 @@ def _query_parameters(row: RouteRow) -> list[Schema]:
 
 
 def _headers(row: RouteRow) -> list[Schema]:
-    found = SAYS if row.is_governed else {}
-    return [
+    governed = SAYS if row.is_governed else {}
+    own = [
+        {"name": header.name, "in": "header", "required": False, "description": header.says, "schema": header.schema()}
+        for header in row.headers
+    ]
+    return own + [
         {
             "name": name,
             "in": "header",
@@ -228,21 +219,42 @@ def _headers(row: RouteRow) -> list[Schema]:
             "description": says,
             "schema": {"type": "string", "minLength": 1, "pattern": PATTERNS[name].pattern},
         }
-        for name, says in found.items()
+        for name, says in governed.items()
     ]
 
 
 def _success(row: RouteRow, status: int, rows: Sequence[RouteRow], schemas: dict[Any, Schema]) -> Schema:
-    if row.answer == EVENTS:
-        kind, schema = EVENTS, EVENT
-    elif isinstance(row.answer, str):
-        kind, schema = row.answer, {"type": "string"}
-    else:
-        kind, schema = JSON, schemas[row.answer]
-    found: Schema = {"description": HTTPStatus(status).phrase, "content": {kind: {"schema": schema}}}
+    answers = row.answer if isinstance(row.answer, tuple) else (row.answer,)
+    content = dict(_content(answer, schemas[row.each or Event], schemas) for answer in answers)
+    found: Schema = {"description": HTTPStatus(status).phrase, "content": content}
     if row.leads_to is not None:
         found["links"] = {target.name: _link(target, row.leads_to) for target in _next(row.leads_to, rows)}
     return found
+
+
+def _content(answer: Any, each: Schema, schemas: dict[Any, Schema]) -> tuple[str, Schema]:
+    """Media type, and what is in it. `each`: the schema of one line or event."""
+    if answer == EVENTS:
+        return EVENTS, {"schema": _event(each)}
+    if answer == NDJSON:
+        return NDJSON, {"schema": {"type": "string", "contentMediaType": NDJSON, "contentSchema": each}}
+    if isinstance(answer, str):
+        return answer, {"schema": {"type": "string"}}
+    return JSON, {"schema": schemas[answer]}
+
+
+def _event(data: Schema) -> Schema:
+    """Each event of a stream, whose data is JSON."""
+    return {
+        "type": "object",
+        "description": "Each event of the stream.",
+        "properties": {
+            "id": {"type": "string", "description": "Its number, where it has one to go on from."},
+            "event": {"type": "string", "description": "Its kind."},
+            "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
+        },
+        "required": ["event", "data"],
+    }
 
 
 def _next(leads_to: LeadsTo, rows: Sequence[RouteRow]) -> list[RouteRow]:
@@ -274,7 +286,8 @@ def _error_response(status: int, *, runners: bool = False) -> Schema:
 
 def _schemas(rows: Iterable[RouteRow]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
     """Type → its schema; and the components these refer to."""
-    whole = {kind for row in rows for kind in (row.answer, row.body) if kind is not None and not isinstance(kind, str)}
+    told = {kind for row in rows for kind in (row.answer, row.body, row.each)}
+    whole = {kind for kind in told if kind is not None and not isinstance(kind, str | tuple)}
     parts = {part for kind in whole for part in _alternatives(kind)} | {Problem, RunnerFailure, Event}
     single = sorted(parts, key=repr)
     found, components = msgspec.json.schema_components(single, ref_template=REF)

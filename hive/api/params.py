@@ -113,6 +113,23 @@ class Text(NamedTuple):
         return {"type": "string"}
 
 
+class Header(NamedTuple):
+    """A field of the head, given once at most; None where it is not given. `pattern`: of its value."""
+
+    name: str
+    says: str
+    pattern: str
+
+    def of(self, request: Request) -> str | None:
+        found = request.headers.getlist(self.name)
+        if len(found) > 1 or (found and not re.fullmatch(self.pattern, found[0])):
+            raise BadRequest(f"{self.name}: expected one value like {self.pattern}, found {', '.join(found)[:20]!r}")
+        return found[0] if found else None
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": self.pattern}
+
+
 class Words(NamedTuple):
     """Several, in their order: given as often as there are words. At least one."""
 

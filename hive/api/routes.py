@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hive.api.params import Param
+from hive.api.params import Header, Param
 from hive.domain import Role
 from hive.exposition import CONTENT_TYPE
 
@@ -31,7 +31,9 @@ class LeadsTo(NamedTuple):
 
 
 class RouteRow(NamedTuple):
-    """`answer`: the type of what is answered as JSON, or a media type. `statuses`: those of success.
+    """`answer`: the type of what is answered as JSON, a media type, or several. `statuses`: those of success.
+
+    `each`: the type of one line or event of a stream.
 
     `name`: of the operation in the description, and of the act in the audit table (`order.NAME`).
     `says`: one sentence; what more there is to say is the docstring of the handler, which belongs to this row alone.
@@ -49,7 +51,9 @@ class RouteRow(NamedTuple):
     says: str
     answer: Any
     body: Any = None
+    each: Any = None
     query: tuple[Param, ...] = ()
+    headers: tuple[Header, ...] = ()
     statuses: tuple[int, ...] = (200,)
     errors: tuple[int, ...] = ()
     leads_to: LeadsTo | None = None

@@ -33,6 +33,7 @@ from hive.control.usage_report import UsageReport
 from hive.host.gpu_memory import GpuMemoryReader
 from hive.lifecycle.adapter_orders import AdapterOrders
 from hive.lifecycle.cache_flush import CacheFlusher
+from hive.lifecycle.model_jobs import ModelJobs
 from hive.lifecycle.runner import RunnerDesk
 from hive.link.proxy_link import ProxyGates
 from hive.pooling.deployments import Deployments
@@ -66,6 +67,7 @@ class Services:
     active: Active
     switcher: Switcher
     jobs: Jobs
+    model_jobs: ModelJobs
     models: Models
     pool: PoolOrders
     deployments: Deployments

@@ -1,8 +1,7 @@
-"""The part of the API that is about the whole: the inference server, usage, jobs, the audit table, the host."""
+"""The part of the API that is about the whole: the inference server, usage, the audit table, the host."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,9 @@ from starlette.responses import Response
 from hive.api.caller import SOCKET, actor, note, origin
 from hive.api.op_token import approved
 from hive.api.order_audit import NAME_MAX
-from hive.api.params import WAIT, Number, Span, Text, WordParam, body_of, named
+from hive.api.params import Number, Span, Text, WordParam, body_of
 from hive.api.responses import as_json, as_text, job_begun
 from hive.api.routes import METRICS, TEXT, LeadsTo, RouteRow
-from hive.audit.shielded import waited_for
 from hive.backends.ask import without_secrets
 from hive.control import views
 from hive.domain import By, Role
@@ -32,13 +30,11 @@ from hive.shapes.system import (
     Health,
     Inference,
     Job,
-    JobList,
     Memory,
     Shutdown,
 )
 from hive.shapes.usage import BudgetList, InferenceStats, Stats, Usage
 from hive.store.audit import Filter
-from hive.store.jobs import StoredJob
 from hive.store.usage import UsageFilter
 
 if TYPE_CHECKING:
@@ -54,7 +50,6 @@ TENANT = Text("tenant", "Of this tenant alone.")
 MODEL = Text("model", "Of this model alone.")
 BACKEND = Text("backend", "Of this kind; else of the one in use.")
 LOG_LINES = Number("tail", "So many of the last lines.", default=100, most=10_000)
-JOBS = Number("limit", "So many of the last ones.", default=20, most=1000)
 AUDIT_LIMIT = Number("limit", "So many rows.", default=100, least=1, most=1000)
 AUDIT_SINCE = Span("since", "How far back; without it from the beginning.")
 BEFORE = Number("before", "Rows older than the one with this id; 0: the newest.", default=0, most=MOST_ID)
@@ -71,9 +66,8 @@ class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BoxApi:
     """The handlers."""
 
-    def __init__(self, services: Services, *, stopping: asyncio.Event) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._stopping = stopping
 
     def rows(self) -> list[RouteRow]:
         system = "/api/system"
@@ -167,18 +161,6 @@ class BoxApi:
             ),
             RouteRow(
                 "GET",
-                "/api/jobs",
-                VIEWER,
-                "jobs",
-                self.jobs,
-                "What takes long, the newest first.",
-                JobList,
-                query=(JOBS,),
-            ),
-            RouteRow("GET", "/api/jobs/{id}", VIEWER, "job", self.job, "One job.", Job, query=(WAIT,)),
-            RouteRow("DELETE", "/api/jobs/{id}", ADMIN, "cancel_job", self.cancel_job, "End a job.", Job),
-            RouteRow(
-                "GET",
                 f"{system}/access",
                 OPERATOR,
                 "access",
@@ -242,33 +224,6 @@ class BoxApi:
 
     async def backend_log(self, request: Request) -> Response:
         return as_text(await self._services.switcher.log(BACKEND.of(request) or "", LOG_LINES.of(request)))
-
-    async def jobs(self, request: Request) -> Response:
-        found, now = await self._services.jobs.recent(JOBS.of(request)), time.time()
-        return as_json({"jobs": [views.job_view(job, now) for job in found]})
-
-    async def job(self, request: Request) -> Response:
-        job_id = named(request, "id")
-
-        async def ask(wait_s: float) -> StoredJob:
-            return await self._services.jobs.get(job_id, wait_s=wait_s)
-
-        job = await waited_for(ask, WAIT.of(request), request.receive, self._stopping)
-        return as_json(views.job_view(job, time.time()))
-
-    async def cancel_job(self, request: Request) -> Response:
-        job_id, models = named(request, "id"), self._services.models
-        if models.has(job_id):
-            cancelling = models.cancel(job_id)
-        elif (pool := self._services.pool).is_loading(job_id):
-            cancelling = pool.cancel(job_id)
-        elif (cache := self._services.cache).has(job_id):
-            cancelling = cache.cancel(job_id)
-        elif (adapters := self._services.adapters).has(job_id):
-            cancelling = adapters.cancel(job_id)
-        else:
-            cancelling = self._services.switcher.cancel(job_id)
-        return as_json(views.job_view(await cancelling, time.time()))
 
     async def access(self, request: Request) -> Response:
         """On the unix socket alone: the token in it is nobody's own, and stays good for a user that has lost access.

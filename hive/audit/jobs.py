@@ -136,6 +136,13 @@ class Jobs:
             event.set()
         return ended
 
+    async def forget(self, job: StoredJob, *, plan: dict[str, Any], result: dict[str, Any], also: Also) -> None:
+        """Of an ended one, only so much of what it was asked and came to is left, and the code of its error; `also` is
+        written with that."""
+        error = None if job.error is None else {**job.error, "message": "", "hint": "", "log": []}
+        left = msgspec.structs.replace(job, plan=plan, result=result, error=error)
+        await self._write(jobs.update, left, also)
+
     async def give_up(self, left: list[StoredJob]) -> None:
         """Jobs that an earlier daemon left, and that are not carried on."""
         for job in left:
@@ -150,9 +157,9 @@ class Jobs:
         found: StoredJob = await self._database.read(lambda conn: jobs.get(conn, job_id))
         return found
 
-    async def recent(self, limit: int) -> list[StoredJob]:
-        """The last ones, the newest first."""
-        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit))
+    async def recent(self, limit: int, kind: str = "") -> list[StoredJob]:
+        """The last ones, the newest first; of this kind alone, where one is given."""
+        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit, kind))
         return found
 
     async def usual_s(self, kind: str, same: Callable[[StoredJob], bool]) -> float | None:

@@ -75,7 +75,7 @@ def run(
       hive run llama3.2 --system "answer in one word"
     """
     chat = Chat(call, call.client.get("/api/system/access"), model, system=system, verbose=verbose)
-    given = _piped() if not sys.stdin.isatty() else ""
+    given = piped(PROMPT_MAX_BYTES) if not sys.stdin.isatty() else ""
     text = " ".join(part for part in (given, *(prompt or [])) if part)
     if text.strip():
         chat.ask_once(text)
@@ -85,7 +85,7 @@ def run(
         raise UsageError("there is no prompt", hint="hive run MODEL PROMPT, or the prompt on stdin")
 
 
-def _piped() -> str:
+def piped(most_bytes: int) -> str:
     """Reads a pipe or a file on stdin to its end, as Ollama does; nothing where stdin is anything else, which may never
     end. Raises UsageError."""
     try:
@@ -94,9 +94,9 @@ def _piped() -> str:
         kind = 0
     if not stat.S_ISFIFO(kind) and not stat.S_ISREG(kind):
         return ""
-    data = sys.stdin.buffer.read(PROMPT_MAX_BYTES + 1)
-    if len(data) > PROMPT_MAX_BYTES:
-        raise UsageError(f"the prompt is larger than {PROMPT_MAX_BYTES} bytes")
+    data = sys.stdin.buffer.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise UsageError(f"the prompt is larger than {most_bytes} bytes")
     return data.decode(errors="replace")
 
 

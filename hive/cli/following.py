@@ -24,6 +24,14 @@ def followed(call: CommandCall, job: Answer, *, goes_on: str) -> Answer:
 
     Ctrl-C ends the looking; `goes_on` says then what becomes of the job.
     """
+    job = waited(call, job, goes_on=goes_on)
+    if job["state"] != "done":
+        raise error_of(job["error"])
+    return job
+
+
+def waited(call: CommandCall, job: Answer, *, goes_on: str) -> Answer:
+    """The same job, ended, whatever with."""
     bar = Bar(call)
     try:
         while job["state"] == "running":
@@ -35,8 +43,6 @@ def followed(call: CommandCall, job: Answer, *, goes_on: str) -> Answer:
         call.say(goes_on)
         raise
     bar.end()
-    if job["state"] != "done":
-        raise error_of(job["error"])
     return job
 
 

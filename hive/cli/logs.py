@@ -27,7 +27,7 @@ def logs(
     component: Annotated[
         str | None,
         typer.Argument(
-            metavar="[proxy|daemon|sandbox|redis|backend|first-boot|up]", help="Of one only.", show_default=False
+            metavar="[proxy|daemon|sandbox|redis|backend|jobs|first-boot|up]", help="Of one only.", show_default=False
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they write.")] = False,

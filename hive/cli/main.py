@@ -169,6 +169,34 @@ Examples:
     },
     default="list",
 )
+JOB = CommandTable(
+    "Jobs: models that work through tools, and what else takes long.",
+    """Jobs: models that work through tools, and what else takes long. Without a command: list.
+
+Examples:
+  hive job run tidy --model qwen3-8b --follow "Which of these notes is out of date?" < notes.txt
+  hive job
+""",
+    {
+        "list": LazyCommand(
+            "jobs.orders:list_jobs",
+            "Lists the last jobs, the newest first: models at work, and what else takes long, such as loads.",
+        ),
+        "run": LazyCommand("jobs.run:run", "Has a model work through tools, as a job of the daemon."),
+        "show": LazyCommand(
+            "jobs.orders:show", "Shows one job; of a model at work that has ended, its turns, signals and tokens, too."
+        ),
+        "logs": LazyCommand(
+            "jobs.orders:logs", "Prints what a model at work says, calls and signals, from the beginning."
+        ),
+        "result": LazyCommand("jobs.orders:result", "Prints the answer of a model at work, once it has ended."),
+        "cancel": LazyCommand("jobs.orders:cancel", "Ends a job."),
+        "release": LazyCommand(
+            "jobs.orders:release", "Deletes the output and the result of a model at work that has ended."
+        ),
+    },
+    default="list",
+)
 POOL = CommandTable(
     "The models that share this box's memory: which is loaded, and why.",
     """The models that share this box's memory: which is loaded, and why. Without a command: show.
@@ -401,6 +429,7 @@ Examples:
         "backend": BACKEND,
         "model": MODEL,
         "adapter": ADAPTER,
+        "job": JOB,
         "pool": POOL,
         "cache": CACHE,
         "capabilities": LazyCommand(
@@ -436,10 +465,11 @@ Examples:
             "run_backend:run_backend", "Becomes the inference server that hive.conf describes.", "", hidden=True
         ),
         "run-model": LazyCommand("run_model:run_model", "Runs the server of one model of the pool.", "", hidden=True),
+        "jobs": LazyCommand("run_jobs:run_jobs", "Runs the loops of model jobs, a service.", "", hidden=True),
     },
 )
 """Every command: a test holds each sentence against the docstring it stands for."""
-SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model")
+SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model", "jobs")
 """Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
 
 

@@ -69,4 +69,4 @@ def _answer(response: httpx.Response) -> Answer:
     if response.is_success:
         return found
     title = str(found.get("detail") or found.get("title") or f"status {response.status_code}")
-    raise by_code(str(found.get("code", "")))(title, hint=str(found.get("hint") or ""))
+    raise by_code(str(found.get("code", "")), response.status_code)(title, hint=str(found.get("hint") or ""))

@@ -129,6 +129,15 @@ class Client:
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])
 
+    def job_output(self, job: str, *, after: int = 0, follow: bool = False) -> Generator[Answer, None, None]:
+        """Events of a job's output behind number `after`; with `follow` also those to come, until it has ended."""
+        if not job:
+            raise UsageError("an empty id names no job")
+        path, mark = f"/api/jobs/{quote(job, safe='')}/output", b"data: " if follow else b""
+        for line in self.lines(path, after=after, follow=int(follow)):
+            if line.startswith(mark):
+                yield json.loads(line[len(mark) :])
+
     def execute(self, ref: str, command: Sequence[str], **query: Query) -> ExecCaller:
         """A program inside an agent, begun; the caller closes it. Raises the error the answer carries."""
         from hive.client.exec_caller import ExecCaller, begin
@@ -326,7 +335,7 @@ def _error_of(status: int, data: bytes) -> HiveError:
 
 def error_of(told: Answer) -> HiveError:
     """The error that is told by `status`, `code`, `detail` and `hint`, as the class it had in the daemon."""
-    error = by_code(told["code"])(told["detail"])
+    error = by_code(told["code"], told["status"])(told["detail"])
     error.code, error.status = told["code"], told["status"]
     if told["hint"]:
         error.hint = told["hint"]

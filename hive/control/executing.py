@@ -78,6 +78,12 @@ class Inside:
     async def __aexit__(self, *_: object) -> None:
         await self._executor.end(self)
 
+    def let_go(self) -> None:
+        """Its descriptors are another process's now: what ends there has to end here, too."""
+        for descriptor in self.execution.descriptors:
+            os.close(descriptor)
+        self.execution.descriptors.clear()
+
     async def resize(self, rows: int, columns: int) -> None:
         """Sets the size of its terminal; a program that has ended has none."""
         await outcome_of(self._executor.helper.resize(self.execution.run, rows, columns))

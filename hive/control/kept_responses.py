@@ -7,12 +7,14 @@ Until it is written, a killed daemon loses it; nobody was promised more, for the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from hive.agents.transition_lock import outcome_of
 from hive.errors import HiveError, NotFound, StoreFull
@@ -49,6 +51,20 @@ TOLD_EVERY_S = 60.0
 MIB, DAY_S = 1024 * 1024, 86400.0
 
 
+class MadeInBackground(Protocol):
+    """Responses that are being made, or were not made to their end: they go with those that are kept."""
+
+    async def forget(self, agent: str) -> None:
+        """All of an agent's are ended and gone when this returns; what fails is logged."""
+        ...
+
+    async def forget_all(self) -> None: ...
+
+    async def forget_older(self, before: float) -> None:
+        """Those that ended before that time, in Unix seconds, are gone when this returns."""
+        ...
+
+
 class KeptResponses:
     """`is_there`: whether an agent of that id is there; `settings`: those in force. The owner spawns `run`."""
 
@@ -62,6 +78,7 @@ class KeptResponses:
         self._told_at: dict[str, float] = {}
         self.dropped = 0
         """Responses that were to be kept and are not."""
+        self.in_background: MadeInBackground | None = None
 
     def __repr__(self) -> str:
         return f"<KeptResponses {self._waiting.total()} B waiting, {self.dropped} dropped>"
@@ -83,10 +100,14 @@ class KeptResponses:
 
     async def tidy(self) -> None:
         """Raises as `ResponsesFile.do`."""
-        if not self._file.exists:
-            return
+        if self.in_background is not None and not self._settings().responses_kept_mb:
+            await self.in_background.forget_all()
         proxy, now = self._settings(), time.time()
         most_bytes, before = proxy.responses_kept_mb * MIB, now - proxy.responses_kept_days * DAY_S
+        if self.in_background is not None:
+            await self.in_background.forget_older(before)
+        if not self._file.exists:
+            return
         gone = {agent for agent in await self._file.do(responses.agents) if not self._is_there(agent)}
         went, left = await self._file.do(
             lambda conn: responses.tidy(conn, gone=gone, most_bytes=most_bytes, before=before), then_clean=True
@@ -103,9 +124,23 @@ class KeptResponses:
 
     async def delete(self, agent: str) -> int:
         """All of the agent's, and how many that were. Raises as `ResponsesFile.do`."""
+        if self.in_background is not None:
+            await self.in_background.forget(agent)
         if not self._file.exists:
             return 0
         return await self._file.do(lambda conn: responses.forget(conn, agent), then_clean=True)
+
+    async def response(self, agent: str, name: str) -> bytes:
+        """The object of one that is kept. Raises NotFound, and as `ResponsesFile.do`."""
+        if not self._file.exists:
+            raise no_such_response(name)
+        return await self._file.do(lambda conn: responses.get(conn, agent, name))
+
+    async def drop(self, agent: str, name: str) -> None:
+        """It is kept no more, if it was. Raises as `ResponsesFile.do`."""
+        if self._file.exists:
+            with contextlib.suppress(NotFound):
+                await self._file.do(lambda conn: responses.delete(conn, agent, name), then_clean=True)
 
     async def summed(self, agent: str) -> KeptSum:
         """Raises as `ResponsesFile.do`."""

@@ -100,6 +100,8 @@ TABLE = (
     MetricRow("adapters_loaded", MetricKind.GAUGE, ("base",), "Adapters that are served, by their model."),
     MetricRow("adapter_loads", MetricKind.COUNTER, ("outcome",), "Orders to load one: loaded, failed or refused."),
     MetricRow("adapter_load_seconds", MetricKind.HISTOGRAM, (), "From such an order until it was served."),
+    MetricRow("jobs_running", MetricKind.GAUGE, ("status",), "Model jobs that run, or wait for their turn."),
+    MetricRow("jobs", MetricKind.COUNTER, ("outcome",), "Model jobs that ended, by how they did."),
     MetricRow("leases", MetricKind.GAUGE, ("state",), "Leases by their state."),
     MetricRow("lease_charged_bytes", MetricKind.GAUGE, ("gpu",), "Memory booked for leases."),
     MetricRow("lease_grants", MetricKind.COUNTER, ("kind",), "Leases that were given their memory."),
@@ -179,6 +181,7 @@ class Scraper:
     memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
     speculation: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
+    jobs: Callable[[], Mapping[str, Values | None]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
@@ -205,6 +208,7 @@ class Scraper:
             **self.cache(),
             **self.speculation(),
             **self.adapters(),
+            **self.jobs(),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),

@@ -24,6 +24,7 @@ from hive.domain import (
     AgentStatus,
     BackendInfo,
     BackendKind,
+    Band,
     By,
     FoundCapabilities,
     ModelInfo,
@@ -44,6 +45,7 @@ from hive.shapes.agents import Schedule as ScheduleView
 from hive.shapes.tokens import ApiToken
 from hive.shapes.usage import Cost, InferenceStats, Usage, VramGpu
 from hive.store.audit import USER, AuditEntry
+from hive.store.job_turns import KIND
 from hive.store.jobs import StoredJob
 from hive.store.messages import StoredMessage
 from hive.store.responses import KeptSum
@@ -297,28 +299,54 @@ def schedule_view(schedule: StoredSchedule, zone: tzinfo) -> ScheduleView:
     }
 
 
-def job_view(job: StoredJob, now: float) -> system.Job:
+def job_view(job: StoredJob, now: float, *, status: system.JobStatus | None = None) -> system.Job:
     """A job as the API shows it. `eta_s`: seconds until it will probably end; `step`: what is being done, in a word.
 
+    `status`: where it is known better than from the state.
+
     >>> job = StoredJob(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100, updated_at=101)
-    >>> [job_view(job, 110.0)[key] for key in ("id", "step", "eta_s", "error")]
-    ['j', 'stop', 20.0, None]
+    >>> [job_view(job, 110.0)[key] for key in ("id", "step", "status", "eta_s", "error")]
+    ['j', 'stop', 'in_progress', 20.0, None]
     """
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
+        "status": status or system.STATUSES[job.state],
         "step": job.plan.get("step", ""),
         "about": job.plan.get("model", ""),
         "progress": job.progress,
         "completed_bytes": job.plan.get("completed_bytes"),
         "total_bytes": job.plan.get("total_bytes"),
         "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
+        "task": task_view(job) if job.kind == KIND else None,
         "result": job.result,
         "error": cast(system.JobError | None, job.error),
         "actor": job.actor,
         "created_at": job.created_at,
         "updated_at": job.updated_at,
+    }
+
+
+def task_view(job: StoredJob) -> system.ModelTask:
+    """The order of a job of kind task, in short.
+
+    >>> plan = {"name": "n", "released": True}
+    >>> job = StoredJob(id="j", kind="task", plan=plan, actor="a", created_at=1, updated_at=1)
+    >>> [task_view(job)[key] for key in ("name", "model", "priority", "released")]
+    ['n', '', <Band.NORMAL: 'normal'>, True]
+    """
+    plan = job.plan
+    return {
+        "name": plan.get("name", ""),
+        "model": plan.get("model", ""),
+        "tenant": plan.get("tenant", ""),
+        "agent": plan.get("agent", ""),
+        "agent_name": plan.get("agent_name", ""),
+        "priority": Band(plan.get("priority", Band.NORMAL)),
+        "form": plan.get("form", "chat"),
+        "parent": plan.get("parent", ""),
+        "released": bool(plan.get("released", False)),
     }
 
 

@@ -263,6 +263,21 @@ def words_of(body: bytes) -> str:
     return ""
 
 
+def code_of(body: bytes) -> str:
+    """The code for programs in an error body; empty if it has none that is a word.
+
+    >>> code_of(b'{"error":{"message":"No","code":"queue_full"}}'), code_of(b'{"error":{"code":503}}'), code_of(b"")
+    ('queue_full', '', '')
+    """
+    try:
+        found = msgspec.json.decode(body)
+    except NOT_JSON:
+        return ""
+    error = found.get("error") if isinstance(found, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code[:64] if isinstance(code, str) else ""
+
+
 def _words(raw: Raw) -> str:
     text = bytes(raw)
     if text.startswith(b"{"):

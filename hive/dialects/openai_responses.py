@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from hive.dialects.openai_responses_answers import ResponseBack, ResponsesKept
+from hive.dialects.openai_responses_background import BackgroundAsked, background_of
 from hive.dialects.openai_responses_fields import ROWS, TABLE
 from hive.dialects.openai_responses_items import InputItems, flat
 from hive.dialects.openai_responses_output import INPUT, Called
@@ -337,13 +338,15 @@ def _echo(found: Fields) -> dict[str, Raw]:
 class StorageAsked(msgspec.Struct, frozen=True):
     """The storage that a body asks for. `previous`: the id of the answer it goes on from, empty for none. `store`:
     whether its own answer is to be kept. `items`: its own input, a JSON array. `may_refer`: whether there may be
-    references among them. `rest`: all else of the body, an object; empty where it names nothing that is stored."""
+    references among them. `rest`: all else of the body, an object; empty where it names nothing that is stored and asks
+    for nothing in the background."""
 
     previous: str
     store: bool
     items: bytes
     may_refer: bool = False
     rest: bytes = b""
+    background: BackgroundAsked | None = None
 
 
 def asks_to_store(body: bytes) -> StorageAsked:
@@ -352,7 +355,10 @@ def asks_to_store(body: bytes) -> StorageAsked:
     >>> asks_to_store(b'{"input":"hi"}').items
     b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}]'
     >>> asks_to_store(b'{"store":false,"previous_response_id":"resp_1","input":[],"top_p":1e0}')
-    StorageAsked(previous='resp_1', store=False, items=b'[]', may_refer=False, rest=b'{"store":false,"top_p":1e0}')
+    StorageAsked(previous='resp_1', store=False, items=b'[]', may_refer=False, rest=b'{"store":false,"top_p":1e0}', \
+background=None)
+    >>> asks_to_store(b'{"input":[],"background":true,"top_p":1}').rest
+    b'{"top_p":1}'
     """
     found = read_object(body, "")
     named, store = found.pop("previous_response_id", Raw(_NULL)), found.get("store", Raw(_NULL))
@@ -360,8 +366,12 @@ def asks_to_store(body: bytes) -> StorageAsked:
     items = _items(required(found, "input", ""))
     del found["input"]
     may_refer = b"item_reference" in items
-    rest = _encode(found) if previous or may_refer else b""
-    return StorageAsked(previous, bytes(store) == _NULL or read_flag(store, "store"), items, may_refer, rest)
+    is_stored = bytes(store) == _NULL or read_flag(store, "store")
+    background = background_of(found.pop("background")) if "background" in found else None
+    if background is not None and not is_stored:
+        raise BadRequest("background: what is made in the background has to be stored; leave `store` out")
+    rest = _encode(found) if previous or may_refer or background is not None else b""
+    return StorageAsked(previous, is_stored, items, may_refer, rest, background)
 
 
 def _items(given: Raw) -> bytes:
@@ -386,12 +396,14 @@ def with_items(rest: bytes, arrays: Sequence[bytes]) -> list[bytes]:
     return [*pieces, b"]}"] if rest == b"{}" else [*pieces, b"],", rest[1:]]
 
 
-def as_stored(kept: bytes, *, previous: str, store: bool) -> bytes:
-    """`Sent.kept`, which the way back knows, for an answer that says whether it is stored, and which one it goes on
-    from."""
-    return _encode(
-        msgspec.structs.replace(msgspec.json.decode(kept, type=ResponsesKept), store=store, previous=previous)
-    )
+def as_stored(kept: bytes, *, previous: str, store: bool, background: BackgroundAsked | None = None) -> bytes:
+    """`Sent.kept`, which the way back knows, for an answer that says whether it is stored, which one it goes on from,
+    and whether it is made in the background."""
+    found = msgspec.json.decode(kept, type=ResponsesKept)
+    if background is not None:
+        echo = {**found.echo, "background": Raw(b"true")}
+        found = msgspec.structs.replace(found, echo=echo, created_at=background.created_at)
+    return _encode(msgspec.structs.replace(found, store=store, previous=previous))
 
 
 WAYS: dict[str, TranslatedEndpoint] = {"/v1/responses": ResponsesWay()}

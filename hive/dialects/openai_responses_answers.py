@@ -40,7 +40,8 @@ _LIMITED = "rate_limit_error"
 class ResponsesKept(msgspec.Struct, frozen=True):
     """The facts about the request that the way back needs: the model as it was named there, the fields that an answer
     repeats, its names of tools by those the backend was told (hive.dialects.fitting), the tools it calls by other
-    names, marks for thoughts as a summary, for log probabilities and for storage, and the response it continues."""
+    names, marks for thoughts as a summary, for log probabilities and for storage, the response it continues, and its
+    time in Unix seconds where it was asked for before it could be asked."""
 
     model: str = ""
     echo: dict[str, Raw] = {}
@@ -50,6 +51,7 @@ class ResponsesKept(msgspec.Struct, frozen=True):
     logprobs: bool = False
     store: bool = False
     previous: str = ""
+    created_at: int = 0
 
 
 def response_id(request_id: str) -> str:
@@ -84,6 +86,32 @@ def usage_of(usage: TokenUsage | None) -> dict[str, Any] | None:
     }
 
 
+def response_object(
+    kept: ResponsesKept, name: str, created_at: int, status: str, output: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """An answer's object as it stands, without what only its end knows.
+
+    >>> made = response_object(ResponsesKept(model="m"), "resp_1", 7, "in_progress", [])
+    >>> made["id"], made["status"], made["usage"], made["error"]
+    ('resp_1', 'in_progress', None, None)
+    """
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "model": kept.model,
+        "output": output,
+        "previous_response_id": kept.previous or None,
+        "store": kept.store,
+        "usage": None,
+        **kept.echo,
+    }
+
+
 class ResponseBack(CompletionStream):
     """One answer on its way back.
 
@@ -106,7 +134,7 @@ class ResponseBack(CompletionStream):
         self._kept = kept
         self._request_id = request_id
         self._clock = clock
-        self._created_at = int(clock())
+        self._created_at = kept.created_at or int(clock())
         self._events = ResponseEvents()
         tag = request_id or "0"
         self._output = ResponseOutput(self._events, tag, names=kept.names, called=kept.calls, as_summary=kept.summary)
@@ -195,19 +223,11 @@ class ResponseBack(CompletionStream):
         return "incomplete" if self._reason in _INCOMPLETE else "completed"
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        why = _INCOMPLETE.get(self._reason)
-        return {
-            "id": response_id(self._request_id),
-            "object": "response",
-            "created_at": self._created_at,
-            "status": status,
-            "completed_at": int(self._clock()) if status == "completed" else None,
-            "error": None,
-            "incomplete_details": {"reason": why} if why and status == "incomplete" else None,
-            "model": self._kept.model,
-            "output": output,
-            "previous_response_id": self._kept.previous or None,
-            "store": self._kept.store,
-            "usage": usage_of(self._usage) if status not in ("in_progress", "failed") else None,
-            **self._kept.echo,
-        }
+        made = response_object(self._kept, response_id(self._request_id), self._created_at, status, output)
+        if status == "completed":
+            made["completed_at"] = int(self._clock())
+        if status == "incomplete":
+            made["incomplete_details"] = {"reason": _INCOMPLETE.get(self._reason)}
+        if status not in ("in_progress", "failed"):
+            made["usage"] = usage_of(self._usage)
+        return made

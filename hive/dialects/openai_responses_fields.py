@@ -64,7 +64,7 @@ ROWS: dict[str, FieldRow] = {
         "id_slot",
         "cache_prompt",
     ),
-    **no("nothing is answered in the background yet; ask for a stream", "background"),
+    **no("nothing can be kept: `proxy.responses_kept_mb` in hive.conf is 0; ask for a stream", "background"),
     **no("it is stored nowhere: `proxy.responses_kept_mb` in hive.conf is 0; send all items", "previous_response_id"),
     **no(_NOT_KEPT, "conversation"),
     **no("prompts are kept on OpenAI's servers only; send its text", "prompt"),

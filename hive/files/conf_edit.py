@@ -49,6 +49,7 @@ DAEMONS = frozenset(
             "pool",
             "model",
             "lease",
+            "jobs",
             "registry",
             "governance",
             "runner",

@@ -34,7 +34,7 @@ PACKAGES = f"{STATE}/packages"
 UNITS = "/etc/systemd/system"
 SYSUSERS = "/etc/sysusers.d/hive.conf"
 TMPFILES = "/etc/tmpfiles.d/hive.conf"
-RUNTIMES = ("/run/hive", "/run/hive-inference", "/run/hive-model")
+RUNTIMES = ("/run/hive", "/run/hive-inference", "/run/hive-model", "/run/hive-jobs")
 MAN = "/usr/local/share/man"
 COMPLETIONS = {
     "bash": "/usr/local/share/bash-completion/completions/hive",

@@ -33,6 +33,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "hive-inference-demo.service",
         "hive-model@.service",
     ),
+    "jobs": ("hive-jobs.service",),
     "first-boot": ("hive-first-boot.service",),
 }
 """Component to ask for → its units. Agents are not among them: their output is `hive agent logs`."""

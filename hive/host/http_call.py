@@ -82,6 +82,7 @@ class HttpAnswer:
         self.complete = False
         self.declared: int | None = None
         """Bytes of its body, as its head says."""
+        self.retry_after_s: float | None = None
         self._is_chunked = False
         self._head_bytes = 0
         self._pieces: list[bytes] = []
@@ -128,6 +129,8 @@ class HttpAnswer:
             self.declared = int(value)
         elif name.lower() == b"transfer-encoding":
             self._is_chunked = True
+        elif name.lower() == b"retry-after" and value.isdigit():
+            self.retry_after_s = float(value[:9])
 
     def on_headers_complete(self) -> None:
         self.headed = True
@@ -195,6 +198,11 @@ class HttpCall:
         while not self._answer.headed:
             await self._read()
         return self._answer.status
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds until it may be asked again, as its head says; None where that says nothing."""
+        return self._answer.retry_after_s
 
     async def body(self, limit: int) -> bytes:
         """The whole body; AnswerTooLarge where it has more than `limit` bytes."""

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from hive.jobs.call_forms import CallForm, Message
 from hive.jobs.exit_tools import Signal
 from hive.jobs.running import Tool, run_calls
-from hive.jobs.toolloop import LoopLimits, ToolLoop
+from hive.jobs.toolloop import LoopLimits, LoopStep, ToolLoop
 from hive.jobs.tools import ToolTable
 from hive.worker.bios import BiosForm, messages
 from hive.worker.dialogue import Dialogue, DialogueFailed, DialogueMaker
 from hive.worker.records import ModelAnswer, ToolCallText
+
+
+class TurnWatcher(Protocol):
+    """Hears of each turn's calls. What it raises ends the request."""
+
+    async def judged(self, step: LoopStep) -> None:
+        """Before the calls of a turn are carried out, and for a turn that is the last."""
+        ...
+
+    async def carried_out(self, step: LoopStep, results: Sequence[str]) -> None:
+        """The result of each call, in their order."""
+        ...
 
 
 class ToolDialogue:
@@ -28,7 +40,9 @@ class ToolDialogue:
         form: CallForm,
         limits: LoopLimits,
         bios: BiosForm,
+        watcher: TurnWatcher | None = None,
     ) -> None:
+        self._watcher = watcher
         self._system_prompt = system_prompt
         self._user_prompt = user_prompt
         self._loop = loop
@@ -64,11 +78,15 @@ class ToolDialogue:
     async def after(self, answer: ModelAnswer) -> bool:
         calls = self._form.calls_of(answer)
         step = self._loop.take(calls, is_cut=answer.finish_reason == "length")
+        if self._watcher is not None:
+            await self._watcher.judged(step)
         if step.failure is not None:
             raise DialogueFailed(step.failure.value, step.detail)
         if step.is_last:
             return False
         results = await run_calls(step.calls, self._runners, self._limits)
+        if self._watcher is not None:
+            await self._watcher.carried_out(step, results)
         self._turn = answer, calls, results, step.warning
         return True
 

@@ -11,6 +11,15 @@ import msgspec
 from hive.budgets import NO_LIMITS, TokenLimits
 from hive.domain import BackendInfo, CloudUse, ModelInfo, Tier
 from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
+from hive.link.background import (
+    AskBackground,
+    AskBackgroundEvents,
+    AskBeginBackground,
+    BackgroundEventsAre,
+    BackgroundIs,
+    CancelBackground,
+    DropBackground,
+)
 from hive.link.cache import UseCacheEpochs
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.helper import (
@@ -47,6 +56,7 @@ from hive.link.helper import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.jobs import AskExecIn, EndExecIn, ExecIn, JobEnds, JobGrants, JobSaid, RunJob, StopJob
 from hive.link.leases import AskLeases, HolderMoved, LeaseEnd, LeaseExpect, LeaseForget, LeasesHeld
 from hive.link.message import LinkMessage
 from hive.link.parking import AskSlotOf, ParkedIs, ParkedOver, SlotOf, UseParked
@@ -377,6 +387,14 @@ AnyMessage = (
     | SlotCrashed
     | CrashBlame
     | RunnerTokens
+    | JobGrants
+    | RunJob
+    | StopJob
+    | JobSaid
+    | JobEnds
+    | AskExecIn
+    | ExecIn
+    | EndExecIn
     | SignedLoads
     | RunnerCall
     | RunnerSaid
@@ -395,6 +413,13 @@ AnyMessage = (
     | AskInputItems
     | ResponseIs
     | DropResponse
+    | AskBeginBackground
+    | AskBackground
+    | AskBackgroundEvents
+    | BackgroundIs
+    | BackgroundEventsAre
+    | CancelBackground
+    | DropBackground
     | UsageBatch
     | AskSpent
     | SpentIs

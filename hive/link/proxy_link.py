@@ -13,7 +13,16 @@ from hive.domain import Agent
 from hive.errors import HiveError, LinkLost
 from hive.host.accounts import Accounts
 from hive.link.adapters import AdapterDrained, AdapterRoute, AdaptersAre, DrainAdapter
+from hive.link.background import (
+    AskBackground,
+    AskBackgroundEvents,
+    AskBeginBackground,
+    CancelBackground,
+    DropBackground,
+    FromProxyBackground,
+)
 from hive.link.cache import UseCacheEpochs
+from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -92,6 +101,8 @@ class ProxyEvents(Protocol):
     def look_for_models(self, answer: Callable[[Done], None]) -> None: ...
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None: ...
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None: ...
 
     def use_parked(self, message: UseParked, reply: LinkReply) -> None: ...
 
@@ -277,6 +288,10 @@ class ProxyGates:
         """Ends a request that is under way. Raises NotFound, LinkLost, TimedOut."""
         await self._ask(CancelRequest(id=request_id))
 
+    async def job_grants(self, grants: JobGrants) -> None:
+        """Returns once the proxy lets these jobs ask, and no other. Raises LinkLost, TimedOut."""
+        await self._ask(grants)
+
     async def use_cache_epochs(self, epochs: UseCacheEpochs) -> None:
         """Returns once the proxy sends no request that was read with earlier ones. Raises LinkLost, TimedOut."""
         await self._ask(epochs)
@@ -328,6 +343,10 @@ class ProxyGates:
                 self._events.look_for_models(reply)
             case KeepResponse() | AskHistory() | AskResponse() | AskInputItems() | DropResponse():
                 self._events.about_responses(message, reply)
+            case (
+                AskBeginBackground() | AskBackground() | AskBackgroundEvents() | CancelBackground() | DropBackground()
+            ) if reply is not None:
+                self._events.about_background(message, reply)
             case UseParked() if reply is not None:
                 self._events.use_parked(message, reply)
             case RunnerCall() if reply is not None:

@@ -21,6 +21,7 @@ from hive.errors import AdapterNotLoaded, HiveError, ModelCold, NotFound, Refusa
 from hive.link.adapters import AdapterRoute
 from hive.link.pool import SlotRow
 from hive.policy import Act, may
+from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.budgets import Budgets
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.leaving import CloudGuard
@@ -132,6 +133,8 @@ class DataPath:
         """Asks the daemon for models that are not in the list; None if there is no daemon to ask."""
         self.stored: StoredResponses | None = None
         """The store of kept responses; None if there is no daemon to ask."""
+        self.background: BackgroundSource | None = None
+        """The jobs that make responses in the background; None if there is no daemon to ask."""
         self.on_demand: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
         """Tells that the requests have changed that wait for a slot to be loaded."""
         self.on_begun: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -19,7 +19,7 @@ from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, CacheMode, Caller, Dialect, UsageEvent
 from hive.endpoints import endpoints
-from hive.endpoints.endpoints import Endpoint, Keeps
+from hive.endpoints.endpoints import Endpoint
 from hive.endpoints.lists import OwnAnswer
 from hive.errors import (
     AgentAsleep,
@@ -33,11 +33,22 @@ from hive.errors import (
 )
 from hive.metering.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.pool.ladder import StepCause
-from hive.proxy import kept_answers, own_answers
+from hive.proxy import background_answers, kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
+from hive.proxy.background_answers import StreamAnswer
+from hive.proxy.background_responses import BackgroundStream
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.id_slots import IdSlots
-from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, is_local_only, split_token, wishes_of
+from hive.proxy.identity import (
+    NO_WISHES,
+    Wishes,
+    bearer,
+    client_id,
+    heartbeat_of,
+    is_local_only,
+    split_token,
+    wishes_of,
+)
 from hive.proxy.ladder import Climb
 from hive.proxy.parked import SlotPlace, take_place
 from hive.proxy.refusals import (
@@ -73,6 +84,9 @@ _GO, _FULL, _ANTHROPIC = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC
 MIB = 1024 * 1024
 KEPT_BODY_MAX = MIB
 """Bytes of a body that is kept until its answer begins; a longer one is sent once."""
+
+KeptWork = Callable[[], Awaitable[OwnAnswer | BackgroundStream]]
+"""Asks the daemon for an answer about responses."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -118,6 +132,7 @@ class Exchange:
         "_pending",
         "_place",
         "_refusal",
+        "_relayed",
         "_request",
         "_slot",
         "_storage",
@@ -181,6 +196,8 @@ class Exchange:
         """The server that was asked."""
         self._upstream: UpstreamConnection | None = None
         self._answer: Answer | None = None
+        self._relayed: StreamAnswer | None = None
+        """The answer that has begun with events of a response made in the background."""
         self._cost = UNKNOWN
         self._place: SlotPlace | None = None
         """Its slot of a llama-server, where Hive names that."""
@@ -199,6 +216,8 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
+        if self._relayed is not None:
+            return "streaming"
         if not self.queued_at:
             return "uploading" if self._pending is None else "reading"
         if not self.sent_at:
@@ -241,6 +260,11 @@ class Exchange:
         return "" if self.entry is None else self.entry.row.id
 
     @property
+    def job(self) -> str:
+        """The model job whose own request it is; empty for all others."""
+        return ""
+
+    @property
     def is_blocked(self) -> bool:
         """Whether its client does not read, so that its answer stands still."""
         return self._blocked
@@ -275,7 +299,7 @@ class Exchange:
         entry = self._1_who_asks(request)
         endpoint = self._2_may_be_asked(request)
         registry = self._path.registry
-        wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
+        wishes = self._wishes(request, entry)
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
         if wishes.tenant and wishes.tenant != tenant.name:
             caller, tenant, flow = registry.on_behalf_of(wishes.tenant)
@@ -297,6 +321,10 @@ class Exchange:
             budgets=self._path.budgets.accounts_of(entry, tenant),
         )
         return Prepared(request, entry, decided)
+
+    def _wishes(self, request: Request, entry: AgentEntry) -> Wishes:
+        """The wishes of its caller that count."""
+        return wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002
         self._held.is_in(self)
@@ -460,15 +488,19 @@ class Exchange:
         """Looks into the body before it is read: only a request that names what is stored waits for the daemon, which
         has it."""
         kept_mb = self._path.settings.proxy.responses_kept_mb if stored.is_here else 0
+        whole = b"".join(prepared.request.body)
         try:
-            turn = turn_of(b"".join(prepared.request.body), most_bytes=kept_mb * MIB)
+            turn = turn_of(whole, most_bytes=kept_mb * MIB, job=self.job)
+            storage = TurnStorage(stored, prepared.entry.row.id, self._held, turn, body=whole)
         except HiveError as error:
             self.refuse(error)
             return
-        self._storage = storage = TurnStorage(stored, prepared.entry.row.id, self._held, turn)
+        self._storage = storage
         if storage.names_stored:
             self._pending = spawn(self._complete_body(prepared, storage), name="stored response")
         else:
+            if storage.is_rewritten:
+                prepared.request.body = storage.plain_body()
             self._5_what_is_asked(prepared)
 
     async def _complete_body(self, prepared: Prepared, storage: TurnStorage) -> None:
@@ -576,8 +608,15 @@ class Exchange:
             return
         gate, queue, endpoint = slot.gate, slot.line, decided.endpoint
         if endpoint.keeps is not None:
-            self._cost = NOTHING
-            self._pending = spawn(self._answer_kept(prepared, endpoint.keeps), name="kept response")
+            ask = partial(kept_answers.said_of_kept, self._path, entry, endpoint.keeps, decided.target)
+            self._answer_soon(prepared, partial(ask, heartbeat_s=decided.heartbeat_s))
+            return
+        if self._storage is not None and self._storage.body:
+            self._climb = None  # the job's own request goes down the ladder
+            self._answer_soon(
+                prepared,
+                partial(background_answers.said_at_begin, self._path, entry, asked, self._storage.body, decided),
+            )
             return
         if self._path.slots.answers(slot, endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_here(prepared)
@@ -945,7 +984,7 @@ class Exchange:
                 decided.endpoint,
                 self.asked,
                 caller,
-                self.request_id,
+                self.request_id if self._storage is None else self._storage.tag(self.request_id),
                 aliases,
                 hidden,
             )
@@ -1037,11 +1076,15 @@ class Exchange:
         self._blocked = True
         if self._upstream is not None:
             self._upstream.pause()
+        elif self._relayed is not None:
+            self._relayed.stream.hold()
 
     def on_unblocked(self) -> None:
         self._blocked = False
         if self._upstream is not None:
             self._upstream.resume()
+        elif self._relayed is not None:
+            self._relayed.stream.go_on()
 
     # 10: its cost -------------------------------------------------------------------------------------------------
 
@@ -1128,8 +1171,9 @@ class Exchange:
                 window.give_back(self.begun_at)
         self._path.metrics.refused(error.code)
         self._10_meter(now, cut=True, status=error.status)
-        if answer is not None and answer.begun:
-            last_words = answer.last_words(error)
+        begun = answer if answer is not None and answer.begun else self._relayed
+        if begun is not None:
+            last_words = begun.last_words(error)
             self._leave(now)
             connection.cut(last_words)
             return
@@ -1284,16 +1328,35 @@ class Exchange:
         else:
             self._say(prepared.request, said)
 
-    async def _answer_kept(self, prepared: Prepared, keeps: Keeps) -> None:
-        """Answers a request about a kept response; a client that leaves ends it."""
+    def _answer_soon(self, prepared: Prepared, work: KeptWork) -> None:
+        """Answers with what the daemon is asked for; a client that leaves ends it."""
+        self._cost = NOTHING
+        self._pending = spawn(self._answer_kept(prepared, work), name="kept response")
+
+    async def _answer_kept(self, prepared: Prepared, work: KeptWork) -> None:
         try:
-            said = await kept_answers.said_of_kept(self._path, prepared.entry, keeps, prepared.decided.target)
+            said = await work()
+            if isinstance(said, BackgroundStream):
+                await self._relay_kept(prepared.request, said)
+                return
         except HiveError as error:
             self._pending = None
             self.refuse(error)
         else:
             self._pending = None
             self._say(prepared.request, said)
+
+    async def _relay_kept(self, request: Request, stream: BackgroundStream) -> None:
+        """The events of a response that is made in the background, as they come. Raises as `relay`."""
+        first = await stream.next()
+        self._close_if_draining()
+        self._relayed = answer = StreamAnswer(self._connection, request, self._own_fields(), stream)
+        await stream.relay(first, answer.write)
+        self._pending = None
+        self._10_meter(now := time.monotonic(), cut=False, status=200)
+        answer.finish()
+        self._leave(now)
+        self._connection.finished(keep=request.keep_alive)
 
     def _say(self, request: Request, said: OwnAnswer) -> None:
         """The whole answer is Hive's own."""

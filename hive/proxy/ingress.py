@@ -84,6 +84,7 @@ OURS = frozenset(
         b"x-forwarded-port",
         b"x-forwarded-prefix",
         b"x-forwarded-proto",
+        b"x-hive-job",
         b"x-hive-token",
         b"x-http-method",
         b"x-http-method-override",
@@ -224,7 +225,7 @@ class IngressExchange:
             request.keep_alive = False  # with any answer: what follows may be frames
         name, token = self._read_target(request)
         token = token or request.field(b"x-hive-token") or b""
-        entry = self._path.registry.by_ingress_token(name, token)
+        entry = self._callee(name, token)
         if entry is None and not self._path.registry.heard:
             raise Saturated("Hive has just started and does not know the agents yet", retry_after_s=1)
         if entry is None:
@@ -249,6 +250,10 @@ class IngressExchange:
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
             self.deadline = self._retry_until
+
+    def _callee(self, name: str, token: bytes) -> AgentEntry | None:
+        """The agent, where this caller may call it."""
+        return self._path.registry.by_ingress_token(name, token)
 
     def _read_target(self, request: Request) -> tuple[str, bytes]:
         """The name of the agent, and the token in the path or empty. Raises NotFound."""
@@ -344,7 +349,8 @@ class IngressExchange:
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        lines += _passed(request.fields, NOT_FOR_SHARED if self._shared else NOT_FOR_AGENTS)
+        lines += self._own_lines()
+        lines += _passed(request.fields, self._not_for_agent())
         if self._prefix:
             lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
         if self._handshake is not None:
@@ -353,6 +359,14 @@ class IngressExchange:
         if content or request.content_length is None or request.field(b"content-length") is not None:
             lines.append(b"content-length: %d\r\n" % len(content))
         return b"".join(lines) + b"connection: close\r\n\r\n" + content
+
+    def _not_for_agent(self) -> frozenset[bytes]:
+        """The fields that its agent does not get."""
+        return NOT_FOR_SHARED if self._shared else NOT_FOR_AGENTS
+
+    def _own_lines(self) -> list[bytes]:
+        """Lines by which Hive tells the agent who calls."""
+        return []
 
     # the answer ---------------------------------------------------------------------------------------------------
 

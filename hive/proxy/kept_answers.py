@@ -1,15 +1,18 @@
 """`GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`: answered from the responses that the daemon
-keeps."""
+keeps, or by the jobs that make some in the background."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import parse_qsl
 
+from hive.dialects.openai_responses_background import job_of
 from hive.endpoints.endpoints import KEPT_PREFIX, Keeps
 from hive.endpoints.lists import OwnAnswer
 from hive.endpoints.pages import MOST_PARAMETERS
 from hive.errors import BadRequest, NotFound, Saturated
+from hive.proxy.background_answers import asks_stream, deleted, said_of_background
+from hive.proxy.background_responses import BackgroundStream
 from hive.proxy.datapath import DataPath
 from hive.proxy.registry import AgentEntry
 from hive.store.response_items import ID_MAX, PAGE_MOST, PAGE_USUAL, ItemPage
@@ -20,17 +23,25 @@ _ID = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 OFF = "Hive keeps no responses here: an operator sets proxy.responses_kept_mb"
 
 
-async def said_of_kept(path: DataPath, entry: AgentEntry, keeps: Keeps, target: bytes) -> OwnAnswer:
-    """The answer to a request of this agent. Raises NotFound, BadRequest, Saturated."""
+async def said_of_kept(
+    path: DataPath, entry: AgentEntry, keeps: Keeps, target: bytes, *, heartbeat_s: float = 0.0
+) -> OwnAnswer | BackgroundStream:
+    """The answer to a request of this agent. `heartbeat_s`: between signs of life in a stream, 0 for none. Raises
+    NotFound, BadRequest, Saturated."""
     name, query = id_in(target), _query(target)
     if not path.settings.proxy.responses_kept_mb:
         raise NotFound(f"Response with id '{name}' not found.", hint=OFF)
     if path.stored is None:
         raise Saturated("what is kept of responses cannot be read now", retry_after_s=5)
     agent, stored = entry.row.id, path.stored
+    if job_of(name) and keeps is not Keeps.ITEMS:
+        said = await said_of_background(path, entry, keeps, name, query, heartbeat_s)
+        if isinstance(said, OwnAnswer):
+            _check_long(path, entry, said)
+        return said
     match keeps:
         case Keeps.GET:
-            if query.get("stream", "").lower() in ("true", "1"):
+            if asks_stream(query):
                 raise BadRequest(
                     "stream: a kept response is told whole; only those made in the background are streamed"
                 )
@@ -40,12 +51,11 @@ async def said_of_kept(path: DataPath, entry: AgentEntry, keeps: Keeps, target: 
             said = OwnAnswer(await stored.input_items(agent, name, item_page_of(query), most_bytes=most))
         case Keeps.DELETE:
             await stored.delete(agent, name)
-            said = OwnAnswer(b'{"id":"%b","object":"response","deleted":true}' % name.encode())
+            said = deleted(name)
         case Keeps.CANCEL:
             await stored.get(agent, name)
             raise BadRequest("Cannot cancel a synchronous response.", hint="only one made in the background can be")
-    if len(said.content) > LONG_BYTES:
-        _check_read(path, entry, len(said.content))
+    _check_long(path, entry, said)
     return said
 
 
@@ -81,6 +91,11 @@ def _query(target: bytes) -> dict[str, str]:
     except ValueError:
         raise BadRequest(f"more than {MOST_PARAMETERS} parameters in the query") from None
     return dict(asked)
+
+
+def _check_long(path: DataPath, entry: AgentEntry, said: OwnAnswer) -> None:
+    if len(said.content) > LONG_BYTES:
+        _check_read(path, entry, len(said.content))
 
 
 def _check_read(path: DataPath, entry: AgentEntry, size: int) -> None:

@@ -18,6 +18,7 @@ from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
 from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
 from hive.link.helper import Listener as ListenerIs
+from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -57,9 +58,11 @@ from hive.metering.usage_spool import UsageSpool
 from hive.models.cache_epochs import CacheEpochs
 from hive.proxy.adapter_drains import AdapterDrains
 from hive.proxy.api_wake import ApiWake, ToldAgent
+from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
+from hive.proxy.jobs_entry import JobsEntry
 from hive.proxy.model_refresh import LOOK_S, Looking
 from hive.proxy.parked import asker_is_gone, restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
@@ -113,6 +116,7 @@ class ProxyLinks:
         self._api = api
         self._loop = asyncio.get_running_loop()
         self.runner = RunnerEntry(lambda: self._daemon.link)
+        self.jobs = JobsEntry(self.registry)
         self._settling: set[str] = set()
         self._seldom = Seldom()
 
@@ -155,6 +159,7 @@ class ProxyLinks:
         path.parked.ask = self._use_parked
         path.looking = Looking(self._look_for_models)
         path.stored = StoredResponses(lambda: self._daemon.link)
+        path.background = BackgroundSource(lambda: self._daemon.link)
 
     async def _look_for_models(self) -> None:
         """Asks the daemon for new models; it sends them before its answer. Raises LinkLost, TimedOut."""
@@ -259,6 +264,10 @@ class ProxyLinks:
                 self._path.signed.learn(message)
             case RunnerTokens(tokens=tokens):
                 self.runner.learn(tokens)
+            case JobGrants(grants=grants):
+                self.jobs.learn(grants)
+                if reply is not None:
+                    reply(Done())
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():

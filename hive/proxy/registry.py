@@ -53,7 +53,8 @@ Queue = FairQueue[Turning]
 class AgentEntry:
     """One agent: its row from the daemon, its gate, its window, its position in the queue, its connections.
 
-    `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
+    `callers`: connections to ingress that asked for it last. `jobs`: those of model jobs that ask as this agent, which
+    keep it no more awake than its callers' do. `listeners`: those that are its own, by path.
     `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
     `callers_bodies`: the part of the budget that its own requests and its callers' hold. `plans`: the plans for its
     bodies by slot and endpoint (of the data path, kept here because they are the agent's). `prompts_of`: the agent
@@ -68,6 +69,7 @@ class AgentEntry:
         "connections",
         "flow",
         "gate",
+        "jobs",
         "listeners",
         "model",
         "plans",
@@ -84,6 +86,7 @@ class AgentEntry:
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
         self.connections: ConnectionHolder[Connection] = ConnectionHolder(is_agents=row.id != PREWARM)
         self.callers: ConnectionHolder[Connection] = ConnectionHolder()
+        self.jobs: ConnectionHolder[Connection] = ConnectionHolder()
         self.listeners: dict[str, SocketListener] = {}
         self.plans: dict[tuple[str, bytes], Any] = {}
         self.usual_tokens_out = 128.0
@@ -261,7 +264,7 @@ class Registry:
         self._count(entry, -1)
         entry.gate.move(GateState.REFUSED, entry.gate.generation, "removed")
         entry.close_listeners()
-        for connection in list(entry.connections):
+        for connection in [*entry.connections, *entry.jobs]:
             if connection.exchange is not None:
                 connection.exchange.refuse(AgentAsleep("the agent is removed"))
             connection.close()
@@ -368,6 +371,10 @@ class Registry:
     def by_cid(self, cid: int) -> AgentEntry | None:
         """The agent whose guest has this AF_VSOCK context id."""
         return self._by_cid.get(cid)
+
+    def named(self, ref: str) -> AgentEntry | None:
+        """The agent of this name, or id."""
+        return self._by_name.get(ref) or self.by_id.get(ref)
 
     def by_ingress_token(self, name: str, token: bytes) -> AgentEntry | None:
         """The agent of this name if this token lets callers in to it; unknown name and wrong token look the same."""

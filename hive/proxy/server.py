@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ from hive.proxy.connection_limits import Seldom, connections_allowed, turn_away
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
+from hive.proxy.jobs_entry import JobsDoor
 from hive.proxy.life import Load, live
 from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
@@ -57,7 +59,7 @@ FRESH_S = 0.5
 """A connection accepted less than this before the drain may be about to ask its first question."""
 FLUSH_S = 1.0
 """Time for the last words of a drain to reach clients that read."""
-HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX, "runner": UNIX}
+HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX, "runner": UNIX, "jobs": UNIX}
 """Names of sockets systemd may hand over."""
 Handed = Mapping[str, list[socket.socket]]
 
@@ -124,7 +126,9 @@ class ProxyServer:
         self._desk = AdminSocket(
             Admin(self.metrics, not_ready=self._not_ready, queue=self._told_of_queue), self._deadlines
         )
-        self._admin_inode = self._runner_inode = 0
+        self._admin_inode = 0
+        self._made: dict[Path, int] = {}
+        """Sockets that were made here for doors of unix, with their inodes."""
         self._seldom = Seldom()
         self._on_ready: Callable[[], None] | None = None
         self.port = self.ingress_port = self.runner_port = 0
@@ -144,6 +148,7 @@ class ProxyServer:
         self.port = self._listen("model", self._ports[0], self._model_connection)
         self.ingress_port = self._listen("ingress", self._ports[1], self._ingress_connection)
         self._listen_runner()
+        self._listen_unix("jobs", self._paths.job_entry_socket, self._job_connection)
         self._listen_vsock()
         self._readers.start()
         spawn(self._usage.run(), name="usage log")
@@ -183,9 +188,10 @@ class ProxyServer:
             door.sock.close()
         self._listening.clear()
         self._doors.clear()
-        with contextlib.suppress(OSError):
-            if self._runner_inode == self._paths.runner_socket.stat().st_ino:
-                self._paths.runner_socket.unlink()
+        for path, inode in self._made.items():
+            with contextlib.suppress(OSError):
+                if inode == path.stat().st_ino:
+                    path.unlink()
         self._links.stop_listening()
 
     async def _drained(self, begun_at: float, within_s: float, hurry: asyncio.Event) -> None:
@@ -349,22 +355,27 @@ class ProxyServer:
 
     def _listen_runner(self) -> None:
         """The runner's unix socket, and its TCP port where there is to be one."""
-        path, wanted = self._paths.runner_socket, self.settings.runner
-        handed = self._handed.get("runner")
-        make = partial(SocketListener, make=self._runner_connection)
-        try:
-            socks = handed or [bind_private(path, takes_files=False)]
-            self._runner_inode = 0 if handed else path.stat().st_ino
-        except OSError as error:
-            raise DependencyDown(
-                f"the runner's socket {path} cannot be made: {error.strerror}",
-                hint="the runtime directory must be this user's, or systemd hands over a socket named runner",
-            ) from error
-        self._doors += [BoundListener(sock, make, ours=not handed) for sock in socks]
+        wanted = self.settings.runner
+        self._listen_unix("runner", self._paths.runner_socket, self._runner_connection)
         if wanted.port:
             sock = self._bind(wanted.port, "runner", wanted.listen)
             self.runner_port = int(sock.getsockname()[1])
+            make = partial(SocketListener, make=self._runner_connection)
             self._doors.append(BoundListener(sock, make, ours=True))
+
+    def _listen_unix(self, name: str, path: Path, make: Callable[[socket.socket], wire.Connection | None]) -> None:
+        """At the socket that systemd handed over under this name, else at one that is made at `path`."""
+        handed = self._handed.get(name)
+        try:
+            socks = handed or [bind_private(path, takes_files=False)]
+            if not handed:
+                self._made[path] = path.stat().st_ino
+        except OSError as error:
+            raise DependencyDown(
+                f"the socket {path} cannot be made: {error.strerror}",
+                hint=f"the runtime directory must be this user's, or systemd hands over a socket named {name}",
+            ) from error
+        self._doors += [BoundListener(sock, partial(SocketListener, make=make), ours=not handed) for sock in socks]
 
     def _listen_admin(self) -> None:
         path = self._paths.admin_socket
@@ -401,6 +412,10 @@ class ProxyServer:
     def _runner_connection(self, sock: socket.socket) -> wire.Connection | None:
         open_exchange = partial(RunnerExchange, self.path, self._links.runner)
         return self._connect(sock, open_exchange, self.path.shares.strangers[0])
+
+    def _job_connection(self, sock: socket.socket) -> wire.Connection | None:
+        open_door = partial(JobsDoor, self.path, self.ingress, self._links.jobs)
+        return self._connect(sock, open_door, self.registry.operator.jobs)
 
     def _guest_connection(self, sock: socket.socket) -> wire.Connection | None:
         """Over AF_VSOCK the kernel says from which virtual machine; one that is no agent is hung up on."""
@@ -459,6 +474,7 @@ class ProxyServer:
     def _closed(self, connection: wire.Connection) -> None:
         self._connections.pop(connection, None)
         self.path.shares.leave(connection)
+        self._links.jobs.closed(connection)
         if isinstance(connection.owner, AgentEntry):
             connection.owner.gate.settle(time.monotonic())
 

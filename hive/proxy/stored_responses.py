@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from hive.errors import BadRequest, HiveError, LinkLost, NotFound, PreviousNotFound, Saturated
+from hive.errors import HiveError, LinkLost, NotFound, PreviousNotFound, Refusal, Saturated
 from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
@@ -123,14 +123,19 @@ class StoredResponses:
         if alone is None:
             alone = self._alone[agent] = asyncio.Lock()
         async with alone, self._at_once:
-            try:
-                return await self._link().ask(question, answer, timeout_s=ANSWER_S)
-            except (NotFound, BadRequest):
-                raise
-            except LinkLost:
-                raise Saturated(
-                    "what is kept of responses cannot be read: Hive's daemon is away", retry_after_s=1
-                ) from None
-            except HiveError as error:  # its words may name files
-                log.warning("responses_not_read agent=%s error=%r", agent, error.message)
-                raise Saturated("what is kept of responses cannot be read now", retry_after_s=5) from None
+            return await ask_daemon(self._link, agent, question, answer, timeout_s=ANSWER_S)
+
+
+async def ask_daemon(
+    link: Callable[[], Link], agent: str, question: LinkMessage, answer: type[Answer], *, timeout_s: float
+) -> Answer:
+    """The daemon's answer about responses. Raises what it refuses, and Saturated where it cannot be asked."""
+    try:
+        return await link().ask(question, answer, timeout_s=timeout_s)
+    except Refusal:
+        raise
+    except LinkLost:
+        raise Saturated("what is kept of responses cannot be read: Hive's daemon is away", retry_after_s=1) from None
+    except HiveError as error:  # its words may name files
+        log.warning("responses_not_read agent=%s error=%r", agent, error.message)
+        raise Saturated("what is kept of responses cannot be read now", retry_after_s=5) from None

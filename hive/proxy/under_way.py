@@ -69,6 +69,6 @@ def waiting_for(registry: Registry, slot: Slot) -> list[Exchange]:
 def under_way(registry: Registry) -> Iterator[Exchange]:
     """Every request that has begun and not ended."""
     for entry in [*registry.by_id.values(), registry.operator, *registry.stand_ins]:
-        for connection in list(entry.connections):
+        for connection in [*entry.connections, *entry.jobs]:
             if isinstance(connection.exchange, Exchange) and not connection.exchange.left:
                 yield connection.exchange

@@ -14,6 +14,7 @@ import msgspec
 from hive.budgets import BudgetKind, TokenLimits
 from hive.domain import Tier
 from hive.settings.adapters import AdaptersSection
+from hive.settings.jobs import JobsSection
 from hive.settings.lease import LeaseSection
 from hive.settings.meta import setting_meta as _s
 from hive.settings.pool import ModelRow, PoolSection
@@ -673,6 +674,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolSection = PoolSection()
     budget: BudgetSection = BudgetSection()
     lease: LeaseSection = LeaseSection()
+    jobs: JobsSection = JobsSection()
     governance: GovernanceSection = GovernanceSection()
     registry: RegistrySection = RegistrySection()
     adapters: AdaptersSection = AdaptersSection()
@@ -701,6 +703,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "pool": PoolSection,
     "budget": BudgetSection,
     "lease": LeaseSection,
+    "jobs": JobsSection,
     "governance": GovernanceSection,
     "registry": RegistrySection,
     "adapters": AdaptersSection,
@@ -831,6 +834,11 @@ class Paths(msgspec.Struct, frozen=True):
         return self.state / "spool"
 
     @property
+    def jobs(self) -> Path:
+        """Directory of the daemon's own: orders and output of model jobs, which are prompts and answers."""
+        return self._state_of("daemon") / "jobs"
+
+    @property
     def box_key(self) -> Path:
         return self._state_of("daemon") / "box.key"
 
@@ -912,6 +920,16 @@ class Paths(msgspec.Struct, frozen=True):
     def runner_socket(self) -> Path:
         """The proxy's own: the runner API, and inference for trusted clients."""
         return self._runtime_of("proxy") / "runner.sock"
+
+    @property
+    def job_entry_socket(self) -> Path:
+        """The proxy's own: where the process of model jobs asks."""
+        return self._runtime_of("proxy") / "jobs.sock"
+
+    @property
+    def job_link_socket(self) -> Path:
+        """The socket at which systemd listens for the daemon, and starts the process of model jobs; where installed."""
+        return self.runtime.with_name(f"{self.runtime.name}-jobs") / "link.sock"
 
     @property
     def slot_sockets(self) -> Path:

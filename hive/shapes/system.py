@@ -6,12 +6,13 @@ Answers about agents are in agents.py. None is unknown or not there; where it ma
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
 from hive.conditions import Severity
-from hive.domain import BackendInfo, BackendKind, Isolation, JobState, Tier
+from hive.domain import BackendInfo, BackendKind, Band, Isolation, JobState, Tier
 
 UnixSeconds = Annotated[float, Meta(description="Unix seconds.")]
 Milliseconds = Annotated[float, Meta(description="Milliseconds.")]
@@ -137,6 +138,36 @@ class Health(TypedDict):
 # jobs, audit, events --------------------------------------------------------------------------------------------------
 
 
+JobStatus = Annotated[
+    Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"],
+    Meta(
+        description="In the words of OpenAI's background responses. queued: nothing was asked of a model yet."
+        " incomplete: the answer was cut off, or the turns were used up."
+    ),
+]
+STATUSES: Mapping[JobState, JobStatus] = {
+    JobState.RUNNING: "in_progress",
+    JobState.DONE: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+"""State of any job → its status, where nobody knows more."""
+
+
+class ModelTask(TypedDict):
+    """The order of a job of kind task, in short. Of a released one only the name is left."""
+
+    name: str
+    model: str
+    tenant: str
+    agent: Annotated[str, Meta(description="The id of the agent it works as; empty: as an operator.")]
+    agent_name: Annotated[str, Meta(description="Its name then.")]
+    priority: Band
+    form: Annotated[str, Meta(description="chat; or responses, where an agent asked for one with background.")]
+    parent: Annotated[str, Meta(description="The job whose call began this one; empty for none.")]
+    released: bool
+
+
 class JobError(TypedDict):
     """The reason that a job ended otherwise. `log`: the last lines of a server that failed."""
 
@@ -152,6 +183,7 @@ class Job(TypedDict):
     id: str
     kind: str
     state: JobState
+    status: JobStatus
     step: str
     about: Annotated[str, Meta(description="The model it is about; empty where it is about none.")]
     progress: str
@@ -162,6 +194,7 @@ class Job(TypedDict):
     eta_s: Annotated[
         float | None, Meta(description="Seconds until it will probably end; null once it has, or unknown.")
     ]
+    task: Annotated[ModelTask | None, Meta(description="null where its kind is not task.")]
     result: Annotated[dict[str, Any] | None, Meta(description="What a job that is done came to; by its kind.")]
     error: JobError | None
     actor: str

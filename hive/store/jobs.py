@@ -11,7 +11,7 @@ from hive.domain import JobState
 from hive.errors import NotFound
 
 KEPT = 1000
-"""Ended jobs, the last ones; older ones are in the audit table."""
+"""Ended jobs of each kind and form, the last ones; older ones are in the audit table."""
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,18 +40,22 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = StoredJob.__struct_fields__
 _OBJECTS = ("plan", "result", "error")
+_OF_JOBS = (("id", "jobs"), ("job", "job_turns"), ("job", "job_signals"))
 _INSERT = f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{column} = ?' for column in _COLUMNS[1:])} WHERE id = ?"
 
 
 def add(conn: sqlite3.Connection, job: StoredJob) -> None:
-    """A new one; the oldest ended ones go."""
+    """A new one; the oldest ended ones of its kind go. Model jobs of different forms are counted apart: responses that
+    agents have made in the background push out no operator's job."""
     conn.execute(_INSERT, _values(job))
-    conn.execute(
-        "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE state != 'running'"
-        " ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
-        (KEPT,),
-    )
+    gone = conn.execute(
+        "SELECT id FROM jobs WHERE state != 'running' AND kind = ? AND json_extract(plan, '$.form') IS ?"
+        " ORDER BY created_at DESC LIMIT -1 OFFSET ?",
+        (job.kind, job.plan.get("form"), KEPT),
+    ).fetchall()
+    for column, table in _OF_JOBS:
+        conn.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(row["id"],) for row in gone])
 
 
 def update(conn: sqlite3.Connection, job: StoredJob) -> None:
@@ -67,9 +71,10 @@ def get(conn: sqlite3.Connection, job_id: str) -> StoredJob:
     return _job(row)
 
 
-def recent(conn: sqlite3.Connection, limit: int) -> list[StoredJob]:
-    """The last ones, the newest first."""
-    return [_job(row) for row in conn.execute("SELECT * FROM jobs ORDER BY created_at DESC LIMIT ?", (limit,))]
+def recent(conn: sqlite3.Connection, limit: int, kind: str = "") -> list[StoredJob]:
+    """The last ones, the newest first; of this kind alone, where one is given."""
+    rows = conn.execute("SELECT * FROM jobs WHERE ? IN ('', kind) ORDER BY created_at DESC LIMIT ?", (kind, limit))
+    return [_job(row) for row in rows]
 
 
 def running(conn: sqlite3.Connection) -> list[StoredJob]:

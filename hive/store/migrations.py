@@ -424,6 +424,34 @@ CREATE TABLE adapters_loaded (
 """
 """The digest that answers to the name of each adapter."""
 
+_JOB_TURNS = """
+CREATE TABLE job_turns (
+    job TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    answer TEXT NOT NULL,
+    thinking TEXT NOT NULL,
+    calls TEXT NOT NULL,
+    results TEXT NOT NULL,
+    finish_reason TEXT NOT NULL,
+    tokens_in INTEGER,
+    tokens_out INTEGER,
+    tokens_cached INTEGER,
+    at REAL NOT NULL,
+    PRIMARY KEY (job, n)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE job_signals (
+    job TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    arguments TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    has_ended INTEGER NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (job, n)
+) STRICT, WITHOUT ROWID;
+"""
+"""Of model jobs, `n` from 1. Tokens are NULL where the server did not tell."""
+
 _LOAD_TASKS = """
 CREATE TABLE load_tasks (
     job TEXT PRIMARY KEY,
@@ -462,6 +490,7 @@ STEPS: tuple[str, ...] = (
     _BOX_MADE,
     _PARKED_SLOTS,
     _ADAPTERS_LOADED,
+    _JOB_TURNS,
 )
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""

@@ -58,6 +58,11 @@ TABLES: Mapping[str, Columns] = {
         " ttft_ms duration_ms status client_request_id created_at rolled_up asked rung far"
     ),
     "jobs": _columns("id kind state progress eta_s plan result error actor created_at updated_at"),
+    "job_signals": _columns("job n name turn has_ended at", secret="arguments"),
+    "job_turns": _columns(
+        "job n finish_reason tokens_in tokens_out tokens_cached at",
+        secret="answer thinking calls results",
+    ),
     "load_tasks": _columns("job asked model evicts state memory_mb took_ms error begun_at ended_at"),
     "messages": _columns(
         "number id agent_id sender sent_at attempts refusals last_error delivered_at refused_at",

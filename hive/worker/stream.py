@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from hive.dialects.openai_answers import GIVEN_UP, NOT_JSON, Completion, read, words_of
+from hive.dialects.openai_answers import GIVEN_UP, NOT_JSON, Completion, code_of, read, words_of
 from hive.dialects.sse import SseReader
 from hive.host.http_call import CallFailed, calling, connected_unix, encode_request, streams_of
 from hive.worker.judge import FailReason, InFlight
@@ -28,9 +29,20 @@ Clock = Callable[[], float]
 class AnswerFailed(Exception):
     """The answer came to nothing, or to a part. `reason`: for programs; the text: for people."""
 
-    def __init__(self, reason: FailReason, why: str) -> None:
+    def __init__(self, reason: FailReason, why: str, code: str = "") -> None:
+        """`code`: of the error that the server told, where it has one."""
         super().__init__(why)
         self.reason = reason
+        self.code = code
+
+
+class AnswerRefused(AnswerFailed):
+    """The server answered with an error before it began. `retry_after_s`: None where it did not say."""
+
+    def __init__(self, status: int, body: bytes, retry_after_s: float | None) -> None:
+        super().__init__(FailReason.BACKEND_ERROR, f"{status}: {words_of(body)}", code_of(body))
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class ServerUnreachable(AnswerFailed):
@@ -65,8 +77,12 @@ class Progress:
         )
 
 
-async def answer(socket: Path, body: bytes, progress: Progress) -> AsyncGenerator[Completion, None]:
-    """The chunks of the chat completion that `body` asks for, as they come; returns after a whole answer.
+async def answer(
+    socket: Path, body: bytes, progress: Progress, *, fields: Mapping[str, str] = {}, last_bytes_s: float = 0.0
+) -> AsyncGenerator[Completion, None]:
+    """The chunks of the chat completion that `body` asks for, as they come; returns after a whole answer. `fields`: of
+    its head, beside those that it needs. `last_bytes_s`: behind its end marker the last bytes of the body are waited
+    for so long: whoever meters takes an answer for cut whose reader left before.
 
     Whole: it has its end marker, and no error and no abort in it. Raises AnswerFailed for all else. Without a limit of
     time: whoever judges `progress` cancels.
@@ -80,23 +96,34 @@ async def answer(socket: Path, body: bytes, progress: Progress) -> AsyncGenerato
         raise AnswerFailed(FailReason.CONNECT_FAILED, f"{socket}: {error.strerror or error}") from None
     progress.connected_at = progress.clock()
     try:
-        async with calling(streams_of(sock), encode_request("POST", COMPLETIONS, _JSON, body)) as call:
+        async with calling(streams_of(sock), encode_request("POST", COMPLETIONS, {**_JSON, **fields}, body)) as call:
             status = await call.status()
             progress.headed_at = progress.clock()
             if status != 200:
-                raise AnswerFailed(FailReason.BACKEND_ERROR, f"{status}: {words_of(await call.body(ERROR_MAX_BYTES))}")
-            async for piece in call.pieces():
+                raise AnswerRefused(status, await call.body(ERROR_MAX_BYTES), call.retry_after_s)
+            pieces = call.pieces()
+            async for piece in pieces:
                 progress.byte_at = progress.clock()
                 payloads = events.feed(piece)
                 if payloads:
                     progress.data_at = progress.byte_at
                 for payload in payloads:
                     if payload == DONE:
+                        await _read_out(pieces, last_bytes_s)
                         return
                     yield _chunk(payload)
     except (OSError, CallFailed) as error:
         raise AnswerFailed(FailReason.STREAM_INCOMPLETE, f"the server broke off its answer: {error}") from None
     raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server ended its answer before its end marker")
+
+
+async def _read_out(pieces: AsyncIterator[bytes], within_s: float) -> None:
+    """Drops what is left, as far as it comes in time."""
+    if within_s:
+        with contextlib.suppress(TimeoutError, OSError, CallFailed):
+            async with asyncio.timeout(within_s):
+                async for _ in pieces:
+                    pass
 
 
 def _chunk(payload: bytes) -> Completion:
@@ -105,7 +132,7 @@ def _chunk(payload: bytes) -> Completion:
     except NOT_JSON:
         raise AnswerFailed(FailReason.BACKEND_ERROR, "the server sent an event that is no JSON") from None
     if chunk.is_error:
-        raise AnswerFailed(FailReason.BACKEND_ERROR, words_of(payload))
+        raise AnswerFailed(FailReason.BACKEND_ERROR, words_of(payload), code_of(payload))
     finish_reason = chunk.choices[0].finish_reason if chunk.choices else None
     if finish_reason in GIVEN_UP:
         raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server gave up on its answer")

@@ -22,8 +22,10 @@ COMMAND = ["/usr/bin/sleep", "1000"]
 AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
 """Nobody removes them: each step would have fewer to go on with. What is made on the way is removed."""
 IDS = {
-    "job": ("b" * 12, "c" * 12),
+    "job": ("b" * 12, "c" * 12, "d" * 12),
     "cancel_job": ("b" * 12, "c" * 12),
+    "job_output": ("d" * 12,),
+    "job_result": ("d" * 12,),
     "request": ("e0-1", "e0-20", "e1-1"),
     "cancel_request": ("e1-1", "e1-2"),
     "cancel_schedule": ("1", "2", "3", "4"),

@@ -36,6 +36,8 @@ from hive.daemon import Daemon
 from hive.demo import server
 from hive.domain import AgentSpec, BackendKind, JobState, Role, RuntimeKind, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound
+from hive.lifecycle.job_output import JobOutput
+from hive.link.jobs import JobWord
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
@@ -50,8 +52,9 @@ from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.settings.tasks import TaskRow
 from hive.slots.model_slots import ModelSlots
-from hive.store import jobs, usage
+from hive.store import job_turns, jobs, usage
 from hive.store.database import Database
+from hive.store.job_turns import KIND, JobSignalRow, JobTurnRow
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 from tests.adapters.lora_files import Box as AdapterBox
@@ -73,6 +76,8 @@ files = 256
 SLEEP = ["/usr/bin/sleep", "100000"]
 ACTOR = "uid:0"
 DAY_S = 86400.0
+OLD_TASK = "d" * 12
+"""A job in which a model worked, and which has ended."""
 UNDER_WAY = ["e1-1", "e1-2"]
 
 
@@ -252,6 +257,7 @@ async def populate(box: Box) -> None:
     ids = await database.read(lambda conn: [row[0] for row in conn.execute("SELECT id FROM agents")])
     await database.write(lambda conn: usage.insert(conn, [event(no, [*ids, gone]) for no in range(400)]))
     await database.write(add_old_jobs)
+    write_old_output(box.paths.jobs)
     database.close()
     await box.start_daemon()
 
@@ -293,12 +299,53 @@ def old_jobs() -> list[StoredJob]:
     return [
         StoredJob(id="b" * 12, state=JobState.FAILED, error=error, created_at=now - 60, **common),
         StoredJob(id="c" * 12, state=JobState.CANCELLED, error=error, created_at=now - 90, **common),
+        old_task(now - 120),
     ]
+
+
+def old_task(now: float) -> StoredJob:
+    """A job in which a model worked."""
+    plan = {"name": "tidy", "model": "demo", "tenant": "acme", "priority": "low", "form": "chat"}
+    usage = {"turns": 2, "tokens_in": 90, "tokens_out": 9, "tokens_cached": 40}
+    result = {"status": "incomplete", "reason": "length", "detail": "it was cut off", "usage": usage}
+    return StoredJob(
+        id=OLD_TASK,
+        kind=KIND,
+        state=JobState.DONE,
+        plan=plan,
+        result=result,
+        actor=ACTOR,
+        created_at=now,
+        updated_at=now,
+    )
 
 
 def add_old_jobs(conn: sqlite3.Connection) -> None:
     for job in old_jobs():
         jobs.add(conn, job)
+    call = {"id": "c1", "name": "look", "arguments": "{}"}
+    result = {"id": "c1", "name": "look", "result": "bees"}
+    turns = [
+        JobTurnRow(n=1, calls=[call], results=[result], finish_reason="tool_calls", at=1.0),
+        JobTurnRow(n=2, answer="Bees, and", thinking="hm", finish_reason="length", tokens_in=90, tokens_out=9, at=2.0),
+    ]
+    for turn in turns:
+        job_turns.add_turn(conn, OLD_TASK, turn)
+    doubt = JobSignalRow(n=1, name="LOW_CONFIDENCE", arguments={"reason": "fog"}, turn=1, has_ended=False, at=1.5)
+    job_turns.add_signal(conn, OLD_TASK, doubt)
+
+
+def write_old_output(directory: Path) -> None:
+    """Writes the output of the old task."""
+    output = JobOutput(directory, OLD_TASK)
+    ended = {"status": "incomplete", "reason": "length", "detail": "it was cut off"}
+    words: list[tuple[str, dict[str, Any]]] = [
+        ("delta", {"turn": 1, "text": "Bees"}),
+        ("tool_call", {"name": "look"}),
+        ("ended", ended),
+    ]
+    output.append([JobWord(1.0, event, data) for event, data in words])
+    output.close()
 
 
 def credentials(directory: Path) -> str:

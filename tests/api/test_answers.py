@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.api.described import ROWS, check, check_answer
-from tests.api.populated import running
+from tests.api.populated import OLD_TASK, running
 
 AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
 GOLDEN = Path(__file__).parent / "golden"
@@ -157,6 +157,20 @@ IN_ORDER = [
     Asked("jobs"),
     Asked("job", {"id": OLD_JOB}),
     Asked("cancel_job", {"id": OLD_JOB}, status=409),  # whether one under way is still to be had depends on the moment
+    Asked("jobs", query={"kind": "task"}),
+    Asked("job", {"id": OLD_TASK}),
+    Asked("job_output", {"id": OLD_TASK}),
+    Asked("job_output", {"id": OLD_TASK}, {"follow": 1, "after": 1}),
+    Asked("job_output", {"id": OLD_JOB}, status=404),  # no model works in it
+    Asked("job_result", {"id": OLD_TASK}),
+    Asked("job_result", {"id": "nobody"}, status=404),
+    Asked("cancel_job", {"id": OLD_TASK}),  # it has ended, and stays as it is
+    Asked("release_job", {"id": OLD_TASK}),
+    Asked("release_job", {"id": OLD_TASK}, status=404),
+    Asked("job", {"id": OLD_TASK}),
+    Asked("begin_job", body={"name": "tidy", "model": "demo", "prompt": "Hi", "priority": "low"}, status=202),
+    Asked("begin_job", body={"name": "tidy", "model": "demo"}, status=400),  # it asks for nothing
+    Asked("begin_job", body={"name": "tidy", "model": "demo", "prompt": "Hi", "agent": "nobody"}, status=404),
     Asked("access"),
     Asked("memory"),
     Asked("gpus"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from hive.errors import NotFound
 from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
+from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
@@ -102,6 +103,8 @@ class ProxyPeer:
             case CloseBackend():
                 assert reply is not None
                 spawn(self._drain(reply), name="drain")
+            case JobGrants() if reply is not None:
+                reply(Done())
             case UseCacheEpochs():
                 self.epochs = message
                 if reply is not None and self.takes_epochs:

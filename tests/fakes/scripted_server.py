@@ -155,6 +155,12 @@ class Script:
 TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "eat", "status", "crash"}
 TAKES_ONE |= {"call", "think", "white", "finish"}
 EATEN: list[bytes] = []
+ABOUT = {
+    "/health": b"{}",
+    "/v1/models": b'{"object":"list","data":[{"id":"scripted","object":"model"}]}',
+    "/props": b'{"build_info":"b1-0c1e570"}',
+}
+"""Answers to questions of Hive's to a llama-server."""
 
 
 def read(connection: socket.socket) -> tuple[str, bytes]:
@@ -184,8 +190,10 @@ def answer(connection: socket.socket, path: str, asked_file: str) -> None:
         try:
             target, body = read(connection)
             if not body:
-                status = b"200 OK" if target == "/health" else b"404 Not Found"
-                connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
+                target = target.partition("?")[0]
+                said, status = ABOUT.get(target, b"{}"), b"200 OK" if target in ABOUT else b"404 Not Found"
+                head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(said))
+                connection.sendall(head + said)
                 return
             asked = json.loads(body)
             words = words_of(asked["messages"])

@@ -36,6 +36,7 @@ EXPOSURE = {
     "hive-proxy.service": 1.2,
     "hive-daemon.service": 1.4,
     "hive-redis.service": 0.2,
+    "hive-jobs.service": 0.2,
     "hive-inference.service": 0.9,
     "hive-inference-vllm.service": 0.9,
     "hive-inference-llama.service": 0.6,
@@ -232,6 +233,7 @@ def test_the_sockets_are_those_the_proxy_knows_at_the_ports_it_has() -> None:
         "ingress": [f"127.0.0.1:{settings.proxy.ingress_port}"],
         "admin": [str(PATHS.admin_socket)],
         "runner": [str(PATHS.runner_socket)],
+        "jobs": [str(PATHS.job_entry_socket)],
         "vsock": [f"vsock::{settings.inference.vsock_port}"],
     }
     assert found.keys() == HANDED.keys()
@@ -259,6 +261,7 @@ def test_the_target_wants_no_inference_server() -> None:
     assert wanted == UNITS.keys() - {
         "hive.target",
         "hive-proxy-vsock.socket",
+        "hive-jobs.service",  # its socket starts it, at the first job
         *(name for name in UNITS if name.startswith(("hive-inference", "hive-model@"))),
     }
     for name in INFERENCE:
@@ -363,7 +366,7 @@ def test_users_cannot_log_in_and_have_no_home(system: Path) -> None:
     rows = [line.split(":") for line in (system / "etc/passwd").read_text().splitlines()]
     found = {row[0]: (row[5], row[6]) for row in rows}
     assert found == dict.fromkeys(
-        ("hive", "hive-proxy", "hive-redis", "hive-inference"), ("/nonexistent", "/usr/sbin/nologin")
+        ("hive", "hive-proxy", "hive-redis", "hive-jobs", "hive-inference"), ("/nonexistent", "/usr/sbin/nologin")
     )
     groups = {line.partition(":")[0] for line in (system / "etc/group").read_text().splitlines()}
     assert groups == {*found, "hive-admin"}
@@ -391,6 +394,7 @@ def test_every_directory_is_there_and_its_owners_alone(system: Path) -> None:
         PATHS.link_socket.parent: ("hive", "hive", "0755"),
         PATHS.admin_socket.parent: ("hive-proxy", "hive-proxy", "0755"),
         PATHS.sandbox_socket.parent: ("root", "root", "0755"),
+        PATHS.job_link_socket.parent: ("root", "root", "0755"),
         PATHS.redis_socket.parent: ("hive-redis", "hive", "2750"),
         PATHS.agent_socket("x").parent: ("root", "root", "0711"),
         RUNTIME: ("hive-inference", "hive-inference", "0750"),

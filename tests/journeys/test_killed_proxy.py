@@ -24,6 +24,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, ModelInfo
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
+from hive.link.background import FromProxyBackground
 from hive.link.helper import AskListeners, Listener, PagedOut, Started, Stat
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
@@ -181,6 +182,9 @@ class Stage:
         raise NotImplementedError
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
+        raise NotImplementedError
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None:
         raise NotImplementedError
 
     def wake(self, agent: str, cause: str, answer: Any) -> None:

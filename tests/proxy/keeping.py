@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from hive.control.kept_responses import KeptResponses
 from hive.domain import BackendKind
+from hive.link.background import FromProxyBackground
 from hive.link.client import LinkClient
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.server import LinkServer
+from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.stored_responses import StoredResponses
 from hive.settings.table import Proxy as ProxySettings
 from hive.store.responses_file import ResponsesFile
@@ -35,6 +37,8 @@ class Daemon:
         self.go = asyncio.Event()
         self.go.set()
         self.instead: LinkMessage | None = None
+        self.hear_background: Callable[[LinkMessage, LinkReply], None] | None = None
+        """Takes what is asked of responses that are made in the background."""
         self._path = directory / "link.sock"
         self._server: LinkServer | None = None
         self.start()
@@ -59,6 +63,8 @@ class Daemon:
         self.heard.append(message)
         if self.instead is not None and reply is not None:
             reply(self.instead)
+        elif self.hear_background is not None and reply is not None and isinstance(message, FromProxyBackground):
+            self.hear_background(message, reply)
         elif self.go.is_set():
             self.kept.hear(message, reply)  # type: ignore[arg-type]
 
@@ -71,6 +77,7 @@ async def keeping(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Proxy,
         daemon.backend = backend
         await until(lambda: daemon.client.connected)
         proxy.path.stored = StoredResponses(lambda: daemon.client.link)
+        proxy.path.background = BackgroundSource(lambda: daemon.client.link)
         try:
             yield proxy, daemon
         finally:

@@ -12,6 +12,7 @@ import pytest
 from hive.domain import Agent
 from hive.errors import LinkLost
 from hive.host.accounts import own
+from hive.link.background import FromProxyBackground
 from hive.link.client import LinkClient
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
@@ -52,6 +53,8 @@ class Heard:
     def look_for_models(self, answer: Callable[[Done], None]) -> None: ...
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None: ...
+
+    def about_background(self, message: FromProxyBackground, reply: LinkReply) -> None: ...
 
     def usage(self, batch: UsageBatch) -> None: ...
 

@@ -23,7 +23,7 @@ from hive.host.gpu import GpuHardware, read_gpus
 from hive.host.nvml import SeenGpus
 from hive.host.process import ProcessTable, words_of
 
-_, INFERENCE, MODELS = RUNTIMES
+_, INFERENCE, MODELS, _ = RUNTIMES
 CONNECT_S = 0.3
 GPU_S = 1.0
 GIB = 1024**3

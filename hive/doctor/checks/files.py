@@ -47,11 +47,12 @@ class FoundPath(NamedTuple):
 
 # --- the contract ------------------------------------------------------------------------------------------------
 
-RUN, INFERENCE, MODELS = RUNTIMES
+RUN, INFERENCE, MODELS, JOBS = RUNTIMES
 TMPFILES_SOURCE = "systemd/tmpfiles.d/hive.conf"
 _FILES = (
     (f"{STATE}/daemon/hive.db", "hive", "hive", 0o600),
     (f"{STATE}/daemon/responses.db", "hive", "hive", 0o600),
+    (f"{STATE}/daemon/jobs", "hive", "hive", 0o700),
     (CONFIGURATION, "root", "root", 0o755),
     (CONF_FILE, "root", "root", 0o644),
     (POLICY_FILE, "root", "root", 0o644),
@@ -62,6 +63,7 @@ _SOCKETS = {
     "sandbox.sock": ("root", "hive-proxy", 0o660),
     "redis.sock": ("hive-redis", "hive", 0o770),
     "proxy.sock": ("hive-proxy", "hive", 0o660),
+    "jobs.sock": ("hive-proxy", "hive-jobs", 0o660),
 }
 """Owner, group and mode of each in /run/hive, whichever directory of it the socket is in."""
 _BACKEND = ("hive-inference", "hive-inference", None, 0o007)
@@ -105,6 +107,7 @@ def state_rows(subject: Subject) -> list[PathRow]:
     private = (
         paths.database,
         paths.responses,
+        paths.jobs,
         paths.redis_dir,
         paths.spool,
         paths.log("x").parent,
@@ -119,7 +122,8 @@ def socket_rows(subject: Subject) -> list[PathRow]:
         return [*directory_rows(subject, below=RUNTIMES), *_appliance_sockets(subject)]
     if (paths := subject.paths) is None:
         return []
-    sockets = (paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket, paths.admin_socket)
+    sockets = [paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket, paths.admin_socket]
+    sockets.append(paths.job_entry_socket)
     agents = [PathRow(path, None, None, None, 0o077) for path in _entries(paths.runtime / "a")]
     return [_own(paths.runtime, 0o066), *(_own(path, 0o077) for path in sockets), *agents]
 
@@ -132,7 +136,8 @@ def _appliance_sockets(subject: Subject) -> list[PathRow]:
     backends = [PathRow(path, *_BACKEND) for path in _entries(subject.layout.at(INFERENCE)) if path.suffix == ".sock"]
     backends += [PathRow(path / "s.sock", *_BACKEND) for path in _entries(subject.layout.at(MODELS))]
     agents = [PathRow(path, None, None, None, 0o077) for path in _entries(top / _AGENTS)]
-    return [*found, *backends, *agents]
+    jobs = PathRow(subject.layout.at(JOBS) / "link.sock", "hive", "hive", 0o600)
+    return [*found, *backends, *agents, jobs]
 
 
 def _own(path: Path, forbidden: int) -> PathRow:

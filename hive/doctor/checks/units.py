@@ -13,7 +13,14 @@ from hive.files import share
 from hive.files.layout import UNITS
 from hive.host import program, systemd
 
-NEEDED = ("hive-proxy.service", "hive-daemon.service", "hive-sandbox.service", "hive-redis.service")
+NEEDED = (
+    "hive-proxy.service",
+    "hive-daemon.service",
+    "hive-sandbox.service",
+    "hive-redis.service",
+    "hive-proxy-jobs.socket",
+    "hive-jobs.socket",
+)
 SHOWN = ("Id", "ActiveState", "SubState", "Result", "NRestarts", "NeedDaemonReload")
 SHOW_S = 0.7
 ANALYZE_S = 20.0
@@ -21,6 +28,7 @@ EXPOSURE = {
     "hive-proxy.service": 1.3,
     "hive-daemon.service": 1.5,
     "hive-redis.service": 1.5,
+    "hive-jobs.service": 1.5,
     "hive-inference.service": 2.0,
     "hive-inference-vllm.service": 2.0,
     "hive-inference-llama.service": 2.0,
