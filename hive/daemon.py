@@ -424,7 +424,9 @@ class Daemon:
             pool=self._pool,
             proxy_link=self._proxy_link,
             database=self._database,
-            apart=ServersApart(self._helper.server_program, paths.slots) if paths.apart else None,
+            apart=(
+                ServersApart(self._helper.server_program, paths.slots, accounts.servers_uid()) if paths.apart else None
+            ),
         )
         self.effects.on_changed, self.effects.on_forgotten = self._parking.changed, self._parking.forgotten
         self._cache = CacheFlusher(

@@ -49,6 +49,14 @@ def appliance() -> Accounts:
         raise ConfigError(f"there is no such account: {error.args[0]}", hint="sudo hive install makes it") from None
 
 
+def servers_uid() -> int | None:
+    """The user that inference servers of an installed Hive are; None where there is none."""
+    try:
+        return pwd.getpwnam(SERVERS).pw_uid
+    except KeyError:
+        return None
+
+
 # --- names of people ---------------------------------------------------------------------------------------------
 
 UID = "uid:"

@@ -99,6 +99,43 @@ def remove_tree(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_tree_below_mounts(path: Path) -> list[Path]:
+    """`remove_tree`, which goes on at a mount point: that stays, emptied, with the directories it is in. The mount
+    points that stayed.
+
+    Raises NotPermitted, StoreFull.
+    """
+    mounts = list[Path]()
+    with translated(path):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            return []
+        for top, directories, files, fd in os.fwalk(path, topdown=False, onerror=_raise):
+            for name in files:
+                os.unlink(name, dir_fd=fd)
+            for name in directories:
+                _remove_directory(Path(top, name), mounts, name, fd)
+        _remove_directory(path, mounts, path, None)
+    return mounts
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _remove_directory(path: Path, mounts: list[Path], name: str | Path, dir_fd: int | None) -> None:
+    """One that is empty but for mount points; a link to one, too. Notes a mount point in `mounts`."""
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            mounts.append(path)
+        elif error.errno != errno.ENOTEMPTY or not any(one.is_relative_to(path) for one in mounts):
+            raise
+
+
 def sync(directory: Path) -> None:
     """Makes all that was made, renamed and removed in it survive a power cut. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from hive.errors import NotSupported
-from hive.host.process import words_of
 
 _OPTION = re.compile(r"--?(cache-type|ct[kv]|flash-attn|fa|rope|yarn|override-kv|control-vector|swa|kv|grp)\b")
 """Options of a llama-server that change what is in a slot, or its form, and which it does not tell."""
 _VARIABLE = re.compile(rb"LLAMA_ARG_(CACHE_TYPE|FLASH_ATTN|ROPE|YARN|OVERRIDE_KV|SWA|KV|GRP)")
 _WRITES_TO = "--slot-save-path"
+MOST_BYTES = 262144
+"""Of a command line, and of all variables. A process may have the kernel show any of its memory as these."""
+MOST_OPTIONS = 64
+MOST_OPTION_BYTES = 4096
 
 
 class ServerProgram(msgspec.Struct, frozen=True):
@@ -28,12 +30,14 @@ class ServerProgram(msgspec.Struct, frozen=True):
 
 
 def program_at(pid: int) -> ServerProgram:
-    """Raises NotSupported where this user may not look at it, or it has ended."""
+    """Raises NotSupported where this user may not look at it, it has ended, or it shows more than a server does."""
     try:
         program = os.stat(f"/proc/{pid}/exe")
     except OSError:
         raise NotSupported(f"the program of process {pid} is not to be seen") from None
-    options = [*options_in(words_of(pid)), *_variables(pid)]
+    options = [*options_in([word.decode(errors="replace") for word in _shown(pid, "cmdline")]), *_variables(pid)]
+    if len(options) > MOST_OPTIONS or any(len(one.encode()) > MOST_OPTION_BYTES for one in options):
+        raise NotSupported(f"process {pid} has more or longer options than a server that keeps slots")
     return ServerProgram(program.st_size, program.st_mtime_ns, program.st_ino, options)
 
 
@@ -62,8 +66,16 @@ def writes_slots_to(words: Sequence[str]) -> str:
 
 
 def _variables(pid: int) -> list[str]:
+    return sorted(one.decode(errors="replace") for one in _shown(pid, "environ") if _VARIABLE.match(one))
+
+
+def _shown(pid: int, name: str) -> list[bytes]:
+    """The words that the kernel shows of it. Raises NotSupported where they may be cut off: they are then not all."""
     try:
-        given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as shown:
+            content = shown.read(MOST_BYTES)
     except OSError:
-        raise NotSupported("the variables of the server are not to be seen") from None
-    return sorted(one.decode(errors="replace") for one in given if _VARIABLE.match(one))
+        raise NotSupported(f"{name} of process {pid} is not to be seen") from None
+    if len(content) >= MOST_BYTES:
+        raise NotSupported(f"{name} of process {pid} has {MOST_BYTES} bytes or more")
+    return content.rstrip(b"\0").split(b"\0")

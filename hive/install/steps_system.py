@@ -13,7 +13,7 @@ from hive.errors import HiveError
 from hive.files import layout, secrets, share
 from hive.files.directory_list import Directory, parse_tmpfiles
 from hive.host import program, zram
-from hive.host.files import give_tree, remove, remove_tree
+from hive.host.files import give_tree, remove, remove_tree, remove_tree_below_mounts
 from hive.host.memory import read_memory
 from hive.install.steps import SAVED, Box, QuietStep
 
@@ -155,7 +155,8 @@ class Directories(QuietStep):
         if purge:
             for entry in state.iterdir() if state.is_dir() else ():
                 if entry.name != MANIFEST_NAME:
-                    remove_tree(entry)
+                    for mount in remove_tree_below_mounts(entry):
+                        self._box.say(f"note: {mount} is a mount point: it is emptied, and stays")
         elif self._box.layout.live:
             for entry in [one for place in layout.SLOTS for one in self._kept_slots(place)]:
                 remove_tree(entry)

@@ -14,6 +14,7 @@ import secrets
 import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,8 @@ BEGINS = "hive-parked-"
 """Beginning of the names under which an engine writes and reads."""
 OURS = re.compile(r"/g-[0-9a-f]{16}/[0-9a-f]{32}\.(kv|half)\Z")
 """End of the path of a file that Hive made: of nothing else is any deleted."""
+SWEPT_AT_START = 100_000
+"""Entries that are swept before a daemon serves, some seconds' work: the next sweep takes the others."""
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,12 +50,14 @@ class ParkedFiles:
     put in another's place is none.
     """
 
-    def __init__(self, directory: Path, key: bytes, *, is_apart: bool = False) -> None:
-        """`directory`: as the setting names it; `is_apart`: servers are another user."""
+    def __init__(self, directory: Path, key: bytes, *, is_apart: bool = False, servers: int | None = None) -> None:
+        """`directory`: as the setting names it; `is_apart`: servers are another user, whose uid is `servers`."""
         self._place: SlotDirectories = place_of(directory, is_apart=is_apart)
         self.directory = self._place.kept
         self.engine = self._place.engine
         self._key = hmac.digest(key, b"parked slots", "sha256")
+        self._servers = os.geteuid() if servers is None else servers
+        self._has_told_of_left = False
 
     def __repr__(self) -> str:
         return f"<ParkedFiles in {self.directory}>"
@@ -61,7 +66,7 @@ class ParkedFiles:
         """Makes the directories, and removes what no row knows: what a kill left. The agents whose files are gone, or
         in another directory. Raises PermissionError for a directory that is not as it has to be."""
         make_place(self._place)
-        self.sweep(())
+        self.sweep((), most=SWEPT_AT_START)
         known = {row.file: row.agent for row in rows}
         there = set()
         for path in self.directory.glob("g-*/*"):
@@ -81,12 +86,32 @@ class ParkedFiles:
         except OSError as error:
             log.warning("parked_files_not_removed directory=%s error=%s", self.directory, error)
 
-    def sweep(self, in_use: Collection[str]) -> None:
+    def sweep(self, in_use: Collection[str], *, most: int | None = None) -> None:
         """Removes what an engine wrote too late for anybody; all but these names. Of a directory that is made for this
-        alone everything but directories, which servers are not told to make."""
-        for left in self.engine.glob("*" if self._place.is_apart else f"{BEGINS}*"):
-            if left.name not in in_use and not (self._place.is_apart and _is_directory(left)):
-                left.unlink(missing_ok=True)
+        alone everything. What does not go, as a directory of a server's with something in it, stops nothing, and the
+        log names it. `most`: entries that it tries."""
+        left, first, tried = 0, "", 0
+        with suppress(FileNotFoundError), os.scandir(self.engine) as entries:
+            for entry in entries:
+                if entry.name in in_use or not (self._place.is_apart or entry.name.startswith(BEGINS)):
+                    continue
+                if tried == most:
+                    log.warning("parked_files_not_swept directory=%s tried=%d rest=next_sweep", self.engine, tried)
+                    break
+                tried += 1
+                try:
+                    _remove(entry.path)
+                except OSError as error:
+                    left, first = left + 1, first or f"{entry.name}: {error.strerror}"
+        if left and not self._has_told_of_left:
+            log.warning(
+                "parked_entries_left directory=%s entries=%d first=%r: Hive's servers make none such; the next boot"
+                " removes them, or root does by hand",
+                self.engine,
+                left,
+                first,
+            )
+        self._has_told_of_left = bool(left)
 
     def free_bytes(self) -> int:
         found = os.statvfs(self.directory)
@@ -98,8 +123,8 @@ class ParkedFiles:
 
     def take_in(self, name: str, row: ParkedSlot) -> ParkedSlot:
         """Copies what an engine wrote under this name to its place; the row with its tag. The engine's own is left. An
-        earlier file of the agent stays as it is. Raises NotAsItWas where it is not as long as the engine said,
-        FileNotFoundError where the engine wrote nothing here."""
+        earlier file of the agent stays as it is. Raises NotAsItWas where it is not as long as the engine said, or
+        not a file of the servers' user with this one name, FileNotFoundError where the engine wrote nothing here."""
         place = Path(row.file)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         half = place.with_suffix(".half")
@@ -118,36 +143,38 @@ class ParkedFiles:
         try:
             self._copy(Path(row.file), to, row, is_for_engine=True)
         except BaseException:
-            to.unlink(missing_ok=True)
+            with suppress(OSError):
+                to.unlink()
             raise
 
     def drop_engines(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            (self.engine / name).unlink()
+        """Removes it; where it does not go the next sweep says why."""
+        with suppress(OSError):
+            _remove(self.engine / name)
 
     def _copy(self, source: Path, to: Path, row: ParkedSlot, *, is_for_engine: bool = False) -> str:
         """The tag of what was copied. `is_for_engine`: it has to be the row's, before anybody else may read it."""
         told = [row.agent, row.group, row.server, row.made_for, row.file, row.bytes, row.tokens]
         code = hmac.new(self._key, msgspec.json.encode(told), "sha256")
         left = row.bytes
-        with open(os.open(source, _READ), "rb", buffering=0) as reading:
-            found = os.fstat(reading.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size != row.bytes:
-                raise NotAsItWas(f"it has {found.st_size} bytes instead of {row.bytes}")
-            with open(os.open(to, _NEW, 0o600), "wb", buffering=0) as writing:
-                while left > 0 and (piece := reading.read(min(_PIECE, left))):
-                    code.update(piece)
-                    left -= len(piece)
-                    view = memoryview(piece)
-                    while view:
-                        view = view[writing.write(view) :]
-                if left:
-                    raise NotAsItWas(f"it ends {left} bytes too soon")
-                tag = code.hexdigest()
-                if is_for_engine:
-                    if not hmac.compare_digest(tag, row.tag):
-                        raise NotAsItWas("its contents are others")
-                    self._show(writing.fileno())
+        owner = os.geteuid() if is_for_engine else self._servers
+        with (
+            _opened(source, row.bytes, owner) as reading,
+            open(os.open(to, _NEW, 0o600), "wb", buffering=0) as writing,
+        ):
+            while left > 0 and (piece := reading.read(min(_PIECE, left))):
+                code.update(piece)
+                left -= len(piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[writing.write(view) :]
+            if left:
+                raise NotAsItWas(f"it ends {left} bytes too soon")
+            tag = code.hexdigest()
+            if is_for_engine:
+                if not hmac.compare_digest(tag, row.tag):
+                    raise NotAsItWas("its contents are others")
+                self._show(writing.fileno())
         return tag
 
     def _show(self, fd: int) -> None:
@@ -156,8 +183,29 @@ class ParkedFiles:
             os.fchmod(fd, SHOWN_MODE)
 
 
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+def _opened(source: Path, size: int, owner: int) -> FileIO:
+    """Raises NotAsItWas for what is not a file of this size and owner, with no second name."""
+    fd = os.open(source, _READ)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_nlink != 1:
+            raise NotAsItWas("it is not a file of its writer's alone")
+        if found.st_size != size:
+            raise NotAsItWas(f"it has {found.st_size} bytes instead of {size}")
+        return FileIO(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _remove(path: str | Path) -> None:
+    """A file, a link, or an empty directory; no link is followed. What is gone already is no fault."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        os.rmdir(path)
 
 
 def drop_file(row: ParkedSlot) -> None:

@@ -41,11 +41,12 @@ _NO_ROW = TenantRow()
 
 
 class ServersApart(NamedTuple):
-    """Servers that are another user than the daemon. `ask_program`: tells of their processes; `directory`: the one
-    place for slots, whether or not anything is kept there."""
+    """Servers that are another user than the daemon, with this uid. `ask_program`: tells of their processes;
+    `directory`: the one place for slots, whether or not anything is kept there."""
 
     ask_program: AskProgram
     directory: Path
+    uid: int | None
 
 
 class Parking:
@@ -64,7 +65,10 @@ class Parking:
         apart: ServersApart | None = None,
     ) -> None:
         directory = settings().inference.llama_slot_dir
-        self._files = ParkedFiles(Path(directory), key, is_apart=apart is not None) if directory else None
+        servers = None if apart is None else apart.uid
+        self._files = (
+            ParkedFiles(Path(directory), key, is_apart=apart is not None, servers=servers) if directory else None
+        )
         self._unused = ParkedFiles(apart.directory, key, is_apart=True) if apart is not None and not directory else None
         self._settings = settings
         self._roster = roster
@@ -72,10 +76,10 @@ class Parking:
         self._transfers = SlotTransfers()
         self._record = record = ParkedRecord(database, proxy_link)
         keys = SlotKeys() if apart is None or self._files is None else SlotKeys(apart.ask_program, self._files.engine)
-        servers = ParkingServers(active, pool, keys)
+        parking_servers = ParkingServers(active, pool, keys)
         self._saver = SlotSaver(
             record=record,
-            servers=servers,
+            servers=parking_servers,
             transfers=self._transfers,
             counts=self.counts,
             roster=roster,
@@ -85,7 +89,7 @@ class Parking:
         )
         self._restorer = SlotRestorer(
             record=record,
-            servers=servers,
+            servers=parking_servers,
             transfers=self._transfers,
             counts=self.counts,
             roster=roster,
@@ -211,9 +215,11 @@ class Parking:
         `Database.write`, OSError."""
         mine = ParkedScope(scope, groups, server)
         await self._transfers.over(mine)
-        if self._files is not None:  # what a lost daemon had asked for is of nobody knows whom
-            await in_thread(self._files.sweep, self._transfers.names)
-        await self._record.drop([row for row in self._record.rows.values() if mine.has(row.group, row.server)])
+        try:  # first: what is in the engines' directory is up to them
+            await self._record.drop([row for row in self._record.rows.values() if mine.has(row.group, row.server)])
+        finally:
+            if self._files is not None:  # what a lost daemon had asked for is of nobody knows whom
+                await in_thread(self._files.sweep, self._transfers.names)
 
     async def close(self) -> None:
         """The daemon leaves."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from hive.errors import NotSupported
@@ -17,6 +18,8 @@ from hive.host.process import words_of
 from hive.host.server_program import ServerProgram, program_at, writes_slots_to
 from hive.link.slots import ServerProgramIs
 
+MOST_FILES = 1024
+"""Files that a server may have read: it names them itself, and each is looked at."""
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf\Z")
 
 AskProgram = Callable[[int, int], Awaitable[ServerProgramIs]]
@@ -63,20 +66,25 @@ def _server_at(dialled: str) -> ListeningProcess:
 
 
 def _all_facts(server: ListeningProcess, program: ServerProgram | ServerProgramIs, files: list[str]) -> list[object]:
-    read = [_facts(path, server) for file in files for path in _parts(file)]
+    paths = list(islice((path for file in files for path in _parts(file)), MOST_FILES + 1))
+    if len(paths) > MOST_FILES:
+        raise NotSupported(f"the server names more than {MOST_FILES} files")
+    read = [_facts(path, server) for path in paths]
     return [program.size, program.mtime_ns, program.inode, program.options, read]
 
 
-def _parts(file: str) -> list[str]:
+def _parts(file: str) -> Iterator[str]:
     """The file, or all files of a model that is split.
 
-    >>> _parts("/m/a-00001-of-00002.gguf"), _parts("/m/b.gguf")
+    >>> list(_parts("/m/a-00001-of-00002.gguf")), list(_parts("/m/b.gguf"))
     (['/m/a-00001-of-00002.gguf', '/m/a-00002-of-00002.gguf'], ['/m/b.gguf'])
     """
     split = _PART.search(file)
     if split is None:
-        return [file]
-    return [f"{file[: split.start()]}-{part:05}-of-{split[1]}.gguf" for part in range(1, int(split[1]) + 1)]
+        yield file
+        return
+    for part in range(1, int(split[1]) + 1):
+        yield f"{file[: split.start()]}-{part:05}-of-{split[1]}.gguf"
 
 
 def _facts(path: str, server: ListeningProcess) -> list[int]:

@@ -25,12 +25,14 @@ _decode = msgspec.msgpack.Decoder(Envelope).decode
 
 
 class FrameError(ValueError):
-    """The peer does not speak this protocol."""
+    """The peer does not speak this protocol, or would take what it is sent for none of it."""
 
 
 def pack(envelope: Envelope) -> bytes:
-    """The bytes of one frame."""
+    """The bytes of one frame. Raises FrameError where the peer would take it for broken."""
     body = _encode(envelope)
+    if len(body) > MAX_FRAME:
+        raise FrameError(f"{type(envelope.message).__name__} of {len(body)} bytes")
     return len(body).to_bytes(4, "big") + body
 
 

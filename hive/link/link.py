@@ -76,7 +76,8 @@ class Link:
         return self._unsent_bytes
 
     def tell(self, message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
-        """Sends a message that wants no answer. On a lost link it is dropped: the next table tells everything."""
+        """Sends a message that wants no answer. On a lost link it is dropped: the next table tells everything. Raises
+        FrameError for one that is too large for any frame."""
         self._send(_envelope(message, descriptors=len(descriptors)), descriptors)
 
     async def ask(self, message: LinkMessage, answer: type[Answer], *, timeout_s: float) -> Answer:
@@ -115,7 +116,8 @@ class Link:
         return got
 
     def ask_soon(self, message: LinkMessage, taken: list[int] | None = None) -> asyncio.Future[LinkMessage]:
-        """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost.
+        """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost, or HiveError
+        where the message is too large for any frame.
 
         `taken` has the descriptors of the answer once the future holds it.
         """
@@ -127,7 +129,10 @@ class Link:
         seq = self._seq
         self._waiting[seq] = future, taken
         future.add_done_callback(lambda _: self._waiting.pop(seq, None))
-        self._send(_envelope(message, seq=seq), ())
+        try:
+            self._send(_envelope(message, seq=seq), ())
+        except FrameError as error:
+            future.set_exception(_too_large(error))
         return future
 
     def take_descriptors(self) -> list[int]:
@@ -240,7 +245,10 @@ class Link:
 
     def _replier(self, seq: int) -> LinkReply:
         def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
-            self._send(_envelope(message, reply_to=seq, descriptors=len(descriptors)), descriptors)
+            try:
+                self._send(_envelope(message, reply_to=seq, descriptors=len(descriptors)), descriptors)
+            except FrameError as error:  # the one that asked must not lose the link over it
+                self._send(_envelope(failed(_too_large(error)), reply_to=seq), ())
 
         return reply
 
@@ -267,6 +275,10 @@ def _close_all(descriptors: Iterable[int]) -> None:
 
 def _envelope(message: LinkMessage, *, seq: int = 0, reply_to: int = 0, descriptors: int = 0) -> Envelope:
     return Envelope(seq, reply_to, descriptors, cast(AnyMessage, message))
+
+
+def _too_large(error: FrameError) -> HiveError:
+    return HiveError(f"too large for a link: {error}")
 
 
 def failed(error: HiveError) -> Failed:

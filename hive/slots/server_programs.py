@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import pwd
+from concurrent.futures import ThreadPoolExecutor
 
 from hive.errors import NotFound, NotSupported
-from hive.host.accounts import SERVERS
+from hive.host.accounts import SERVERS, servers_uid
 from hive.host.process import read_stat, real_uid
 from hive.host.server_program import program_at
 from hive.link.message import LinkMessage
 from hive.link.slots import AskServerProgram, ServerProgramIs
 
 VERBS: frozenset[type[LinkMessage]] = frozenset({AskServerProgram})
+_thread = ThreadPoolExecutor(1, thread_name_prefix="server-programs")
+"""One look at a time, and none in a thread that agents wait for: how long one takes is up to the server."""
 
 
 async def do(message: AskServerProgram) -> LinkMessage:
     """Carries it out. Raises NotFound, NotSupported."""
-    return await asyncio.to_thread(_look, message)
+    return await asyncio.get_running_loop().run_in_executor(_thread, _look, message)
 
 
 def _look(message: AskServerProgram) -> ServerProgramIs:
-    try:
-        servers = pwd.getpwnam(SERVERS).pw_uid
-    except KeyError:
-        raise NotSupported(f"there is no user {SERVERS}") from None
+    servers = servers_uid()
+    if servers is None:
+        raise NotSupported(f"there is no user {SERVERS}")
     return look(message, servers)
 
 

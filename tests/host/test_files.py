@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hive.errors import NotPermitted, StoreFull, WrongState
-from hive.host.files import beside, create_whole, give_tree, link_whole, remove, translated, write_whole
+from hive.host.files import (
+    beside,
+    create_whole,
+    give_tree,
+    link_whole,
+    remove,
+    remove_tree_below_mounts,
+    translated,
+    write_whole,
+)
 
 
 def test_a_file_is_replaced_with_its_mode_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -115,3 +126,32 @@ def test_a_look_that_is_refused_is_not_called_a_change(tmp_path: Path) -> None:
     """`hive secrets list` of a user who may not look said `cannot change /etc/hive/secrets`."""
     with pytest.raises(NotPermitted, match=r"^cannot look into /etc/x: no$"), translated(tmp_path, act="look into"):
         raise PermissionError(13, "no", "/etc/x")
+
+
+EMPTIES = """
+import sys
+from pathlib import Path
+from hive.host.files import remove_tree_below_mounts
+print([str(one) for one in remove_tree_below_mounts(Path(sys.argv[1]))])
+"""
+
+
+@pytest.mark.root
+def test_a_mount_point_is_emptied_and_stays_and_all_else_goes(tmp_path: Path) -> None:
+    top = tmp_path / "slots"
+    (top / "inner" / "disk").mkdir(parents=True)
+    (top / "other").mkdir()
+    (top / "other" / "file").write_text("x")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("x")
+    (top / "link").symlink_to(tmp_path / "outside")
+    script = 'mount -t tmpfs none "$1/inner/disk"; mkdir "$1/inner/disk/kept"; shift; "$@"; ls -A "$4/inner/disk"'
+    inside = ["unshare", "--mount", "sh", "-ec", script, "sh", str(top)]
+    ran = subprocess.run(
+        [*inside, sys.executable, "-c", EMPTIES, str(top)], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines() == [str([f"{top}/inner/disk"])], ran.stderr
+    assert [str(path.relative_to(top)) for path in sorted(top.rglob("*"))] == ["inner", "inner/disk"]
+    assert (tmp_path / "outside" / "file").exists()
+    assert remove_tree_below_mounts(tmp_path / "outside") == []
+    assert not (tmp_path / "outside").exists()

@@ -412,7 +412,8 @@ def test_of_the_gpus_the_daemon_has_what_tells_of_them_and_not_what_computes() -
 
 @each_service
 def test_a_service_writes_only_where_a_directory_is_made_for_it(name: str) -> None:
-    made = {line.split()[1] for line in (SYSTEMD / "tmpfiles.d/hive.conf").read_text().splitlines() if line[:2] == "d "}
+    lines = (SYSTEMD / "tmpfiles.d/hive.conf").read_text().splitlines()
+    made = {line.split()[1] for line in lines if line[:2] in ("d ", "D ")}
     unit = read(name)
     made |= {f"/run/{directory}" for directory in unit.all("RuntimeDirectory")}
     named = [path.lstrip("-") for key in ("ReadWritePaths", "BindPaths") for path in unit.all(key)]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from hive.backends.slot_place import why_closed
+from hive.lifecycle import parked_files
 from hive.lifecycle.parked_files import BEGINS, NotAsItWas, ParkedFiles
+from tests.descriptors import open_descriptors
 from tests.lifecycle.test_parked_files import CONTENTS, KEY, NAME, ROW
 
 
@@ -86,9 +88,72 @@ def test_everything_that_servers_left_is_swept_but_what_is_in_use(files: ParkedF
         (files.engine / name).write_text("x")
     (files.engine / "link").symlink_to(secret)
     (files.engine / "folder").mkdir()
+    os.mkfifo(files.engine / "fifo")
     files.sweep({f"{BEGINS}used"})
-    assert sorted(path.name for path in files.engine.iterdir()) == ["folder", f"{BEGINS}used"]
+    assert [path.name for path in files.engine.iterdir()] == [f"{BEGINS}used"]
     assert secret.exists()
+
+
+def odd_entries(files: ParkedFiles) -> None:
+    """A directory that does not go, and links that no stat follows, before and behind a file."""
+    (files.engine / "folder" / "inner").mkdir(parents=True)
+    for name in ("a", "z"):
+        (files.engine / name).symlink_to("/tmp/" + "n" * 300)
+    (files.engine / "loop").symlink_to("loop")
+    (files.engine / f"{BEGINS}late").write_text("x")
+
+
+@pytest.mark.parametrize("work", ["sweep", "prepare", "clear"])
+def test_no_entry_that_a_server_made_stops_a_sweep_and_one_that_stays_is_named_once(
+    files: ParkedFiles, caplog: pytest.LogCaptureFixture, work: str
+) -> None:
+    odd_entries(files)
+    run = {"sweep": lambda: files.sweep(()), "prepare": lambda: files.prepare([]), "clear": files.clear}[work]
+    run()
+    run()
+    assert [path.name for path in files.engine.iterdir()] == ["folder"]
+    told = [record.getMessage() for record in caplog.records if record.msg.startswith("parked_entries_left")]
+    assert len(told) == 1
+    assert "folder: Directory not empty" in told[0]
+
+
+def test_a_start_sweeps_so_many_and_the_next_sweep_the_others(
+    files: ParkedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked_files, "SWEPT_AT_START", 3)
+    for number in range(5):
+        (files.engine / str(number)).write_text("x")
+    files.prepare([])
+    assert len(list(files.engine.iterdir())) == 2
+    files.sweep(())
+    assert list(files.engine.iterdir()) == []
+
+
+@pytest.mark.parametrize("made", ["directory", "full directory", "fifo", "second name", "another's", "link"])
+def test_what_is_not_a_servers_own_file_is_not_taken_in_and_costs_no_descriptor(
+    files: ParkedFiles, tmp_path: Path, made: str
+) -> None:
+    told = files.engine / NAME
+    if "directory" in made:
+        told.mkdir()
+        (told / "x").mkdir() if made == "full directory" else None
+    elif made == "fifo":
+        os.mkfifo(told)
+    elif made == "link":
+        (tmp_path / "file").write_bytes(CONTENTS)
+        told.symlink_to(tmp_path / "file")
+    else:
+        told.write_bytes(CONTENTS)
+        if made == "second name":
+            os.link(told, tmp_path / "second")
+    taking = ParkedFiles(tmp_path, KEY, is_apart=True, servers=os.geteuid() + 1) if made == "another's" else files
+    row, before = files.placed(ROW), open_descriptors()
+    with pytest.raises((NotAsItWas, OSError)):
+        taking.take_in(NAME, row)
+    assert open_descriptors() == before
+    assert list(files.directory.glob("*/*")) == []
+    taking.drop_engines(NAME)
+    assert told.exists() is (made == "full directory")
 
 
 def test_where_nothing_is_kept_any_more_nothing_is_left_and_a_missing_place_is_no_fault(

@@ -82,6 +82,25 @@ async def test_off_leaves_nothing_that_an_earlier_daemon_kept(database: Database
     assert await database.read(store.rows) == []
 
 
+async def test_a_flush_drops_its_rows_whatever_lies_in_the_engines_directory(
+    database: Database, tmp_path: Path
+) -> None:
+    row = await kept(database, tmp_path / "kept")
+    here = parking(database, str(tmp_path / "kept"))
+    await here.begin()
+    engine = tmp_path / "kept" / "engine"
+    (engine / f"{BEGINS}a" / "inner").mkdir(parents=True)
+    scope = FlushScope(FlushKind.TENANT, "u")
+    await here.flush(scope, groups=["tenant u"], server="")
+    assert Path(row.file).exists()
+    engine.rename(tmp_path / "away")
+    engine.write_text("no directory")
+    with pytest.raises(NotADirectoryError):
+        await here.flush(FlushScope(FlushKind.TENANT, "t"), groups=[row.group], server="")
+    assert not Path(row.file).exists()
+    assert await database.read(store.rows) == []
+
+
 async def test_on_keeps_it_and_a_flush_of_others_leaves_it(database: Database, tmp_path: Path) -> None:
     row = await kept(database, tmp_path / "kept")
     here = parking(database, str(tmp_path / "kept"))

@@ -15,6 +15,7 @@ import pytest
 
 from hive.errors import NotSupported
 from hive.host.process import read_stat
+from hive.lifecycle import slot_key
 from hive.lifecycle.slot_key import SlotKeys
 from hive.link.slots import ServerProgramIs
 
@@ -85,6 +86,18 @@ async def test_what_is_not_to_be_seen_is_not_good_for_anything(server: str, mode
     for address, file in ((server, "model.gguf"), (server, str(tmp_path / "none")), (str(tmp_path / "x"), str(model))):
         with pytest.raises(NotSupported):
             await SlotKeys().facts_of(address, [file])
+
+
+@pytest.mark.parametrize("files", [["/none"] * 1025, ["/m/a-00001-of-99999.gguf"]])
+async def test_a_server_that_names_more_files_than_any_has_is_asked_for_nothing(
+    server: str, monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    def stat(path: str, started: object) -> list[int]:
+        raise AssertionError((path, started))
+
+    monkeypatch.setattr(slot_key, "_facts", stat)
+    with pytest.raises(NotSupported, match="more than 1024 files"):
+        await SlotKeys().facts_of(server, files)
 
 
 async def test_of_another_users_server_the_helper_tells_the_program_and_this_user_the_files(

@@ -221,6 +221,19 @@ async def test_a_peer_that_speaks_another_protocol_is_hung_up_on(ends: tuple[End
 # --- large messages and descriptors ------------------------------------------------------------------------------
 
 
+async def test_what_is_too_large_for_a_frame_is_an_error_and_costs_no_link(ends: tuple[End, End]) -> None:
+    left, right = ends
+    large = "x" * MAX_FRAME
+    right.answer = lambda asked: Quiet(agent=large) if asked == AskStat(agents=["a"]) else Done()
+    with pytest.raises(HiveError, match="too large"):
+        await left.link.ask(AskStat(agents=["a"]), Done, timeout_s=20)
+    with pytest.raises(HiveError, match="too large"):
+        await left.link.ask(AskStat(agents=[large]), Done, timeout_s=20)
+    with pytest.raises(FrameError):
+        left.link.tell(Quiet(agent=large))
+    assert await left.link.ask(AskStat(), Done, timeout_s=5) == Done()
+
+
 async def test_more_than_the_socket_holds_arrives_whole(ends: tuple[End, End]) -> None:
     left, right = ends
     table = Reconcile(asleep={f"agent-{n}" * 10: n for n in range(20_000)})
