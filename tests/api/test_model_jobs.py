@@ -88,6 +88,7 @@ async def test_an_operator_ends_a_job_of_a_model_and_an_admin_what_else_takes_lo
         ({"tools": [{}] * 129}, "tools"),
         ({"exit_tools": [{"type": "function"}]}, "a tool is"),
         ({"priority": "urgent"}, "priority"),
+        ({"local_only": "yes"}, "local_only"),
         ({"form": "responses"}, "form"),
         ({"body": {}}, "body"),
         ({"max_tool_iterations": 0}, "max_tool_iterations"),
