@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +261,13 @@ async def test_of_one_agent_one_poll_at_a_time_reaches_the_daemon(tmp_path: Path
         def hold(_: LinkMessage, reply: LinkReply) -> None:
             replies.append(reply)
 
+        def has(number: int) -> bool:
+            return len(replies) == number
+
         daemon.hear_background = hold
         polls = [spawn(ask(proxy, get(f"/v1/responses/{NAME}".encode())), name="poll") for _ in range(4)]
         for number in range(1, 5):
-            await until(lambda number=number: len(replies) == number)
+            await until(partial(has, number))
             await asyncio.sleep(0.02)
             assert len(replies) == number
             replies[-1](jobs._is("in_progress"))
