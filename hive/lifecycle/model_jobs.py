@@ -108,6 +108,8 @@ class ModelJobs:
         self._waiting: deque[JobRun] = deque()
         self._idle: asyncio.TimerHandle | None = None
         self._closing = False
+        self._pruning = asyncio.Lock()
+        self._prunes = 0
         self.outcomes: dict[str, int] = {}
         """Ended jobs since this daemon started, by status."""
 
@@ -296,7 +298,11 @@ class ModelJobs:
     async def recover(self, left: Sequence[StoredJob]) -> None:
         """Ends the jobs that an earlier daemon left: as they had ended, where their output says so, else as failed."""
         for job in left:
-            ending = await asyncio.to_thread(self._left_ending, job.id)
+            try:
+                ending = await asyncio.to_thread(self._left_ending, job.id)
+            except Exception as error:  # its output cannot be read, or is spoilt: the job has ended all the same
+                log.warning("job_output_not_read job=%s error=%r", job.id, error)
+                ending = JobEnd.failed(WORKER_RESTARTED, "Hive ended before it did, and its output cannot be read")
             await self._write_end(job, ending)
         try:
             await self._database.write(job_turns.forget_lost)
@@ -305,7 +311,8 @@ class ModelJobs:
         await self._prune()
 
     def _left_ending(self, job_id: str) -> JobEnd:
-        """Writes the end of its output where that has none; blocks."""
+        """Writes the end of its output where that has none; blocks. Raises OSError, StoreFull, and whatever a spoilt
+        line leads to."""
         output = JobOutput(self._directory, job_id)
         try:
             if output.last is not None and output.last.event == ENDED:
@@ -473,20 +480,29 @@ class ModelJobs:
         return True
 
     async def _prune(self) -> None:
-        """Takes away the oldest outputs beyond `kept_mb`, and files of jobs that are on record no more."""
+        """Takes away the oldest outputs beyond `kept_mb`, and files of jobs that are on record no more. Of several that
+        are asked for at once the last one does the work."""
+        self._prunes += 1
+        mine = self._prunes
+        async with self._pruning:
+            if mine != self._prunes:
+                return
+            try:
+                await self._prune_now()
+            except (HiveError, OSError) as error:
+                log.warning("jobs_not_pruned error=%s", error)
+
+    async def _prune_now(self) -> None:
+        """Raises what disk and database do. Files are listed before the table is read: what is on disk by then was on
+        record before."""
         sizes = await asyncio.to_thread(job_output.sizes, self._directory)
-        try:
-            known = await self._database.read(job_turns.ended_first)
-        except HiveError as error:
-            log.warning("jobs_not_pruned error=%s", error.message)
-            return
-        lost = sizes.keys() - set(known) - self._runs.keys()
+        known, ended = await self._database.read(lambda conn: (job_turns.ids(conn), job_turns.ended_first(conn)))
         left = sum(sizes.values()) - self._settings().kept_mb * MIB
-        goes = list(lost)
-        for job in known:
+        goes = [job for job in sizes if job not in known]
+        for job in ended:
             if left <= 0:
                 break
-            if job in sizes:
+            if job in sizes and job not in self._runs:
                 goes.append(job)
                 left -= sizes[job]
         for job in goes:

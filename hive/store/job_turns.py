@@ -101,6 +101,11 @@ def kept(conn: sqlite3.Connection, jobs: Collection[str]) -> set[str]:
     return {row["id"] for row in conn.execute(f"SELECT id FROM jobs WHERE id IN ({marks})", tuple(jobs))}
 
 
+def ids(conn: sqlite3.Connection) -> set[str]:
+    """Of all model jobs on record, running ones too."""
+    return {row["id"] for row in conn.execute("SELECT id FROM jobs WHERE kind = ?", (KIND,))}
+
+
 def ended_first(conn: sqlite3.Connection) -> list[str]:
     """The ids of model jobs that have ended, the one that ended first first."""
     rows = conn.execute("SELECT id FROM jobs WHERE kind = ? AND state != 'running' ORDER BY updated_at", (KIND,))

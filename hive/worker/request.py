@@ -27,6 +27,8 @@ from hive.worker.runaway import Runaway
 from hive.worker.stream import AnswerFailed, Clock, Progress, answer
 
 _WITH_USAGE: Mapping[str, Any] = {"include_usage": True}
+CALLS_LENGTH_MAX = 1 << 20
+"""Characters of all calls of one answer, names and arguments; the rest is dropped, so the last call is no JSON."""
 TOKENS_MOST = 1 << 53
 MAX_CALLS = 128
 """Tool calls of one answer; what a model writes beyond is dropped."""
@@ -38,6 +40,7 @@ class AnswerText:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._thinking: list[str] = []
+        self._call_length = 0
         self._calls: dict[int, ToolCallText] = {}
         self._finish_reason: str | None = None
         self._tokens: tuple[int | None, int | None] = (None, None)
@@ -89,9 +92,12 @@ class AnswerText:
         call.id = piece.id or call.id
         if piece.function is None:
             return ""
-        call.name += piece.function.name or ""
-        call.arguments += piece.function.arguments or ""
-        return piece.function.arguments or ""
+        name, arguments = piece.function.name or "", piece.function.arguments or ""
+        self._call_length += len(name) + len(arguments)
+        if self._call_length <= CALLS_LENGTH_MAX:
+            call.name += name
+            call.arguments += arguments
+        return arguments
 
     def so_far(self) -> ModelAnswer:
         calls = tuple(self._calls[index] for index in sorted(self._calls))

@@ -146,3 +146,19 @@ def test_an_agents_own_tool_is_called_and_its_job_prints_the_answer(box: Box) ->
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["answer"], found["turns"][0]["results"][0]["result"]) == ("done", '{"n": 7}')
+
+
+def test_a_job_whose_server_does_not_let_go_of_it_is_cancelled_and_no_other_job_is(box: Box) -> None:
+    port = free_port()
+    (box.programs / "stuck_server.py").write_bytes((JOBS / "stuck_server.py").read_bytes())
+    (box.programs / "stuck_server.py").chmod(0o755)
+    box.hive.create("stuck", "stuck_server.py", str(port), port=port, idle_s=0)
+    other = box.begin("every 0.2 data 600")
+    job = box.begin("call hang={} | data 1", {"type": "mcp", "agent": "stuck", "path": "/mcp"})
+    client = box.hive.client()
+    until(lambda: any(e["event"] == "tool_call" for e in client.job_output(job)), within_s=30, what="it calls")
+    box.hive.client().delete(f"/api/jobs/{job}")
+    assert box.hive.get(f"/api/jobs/{job}")["state"] == "cancelled"
+    assert box.hive.get(f"/api/jobs/{other}")["status"] == "in_progress"
+    box.hive.client().delete(f"/api/jobs/{other}")
+    assert box.hive.get(f"/api/jobs/{other}")["state"] == "cancelled"

@@ -1,4 +1,4 @@
-"""Which of the model jobs that wait has the next place."""
+"""The line of model jobs that wait for a place."""
 
 from __future__ import annotations
 

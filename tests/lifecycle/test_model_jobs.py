@@ -29,6 +29,7 @@ from hive.errors import (
 )
 from hive.jobs.call_forms import ToolForm
 from hive.jobs.order import JobEvent, JobOrder
+from hive.lifecycle.job_runs import JobEnd
 from hive.link.jobs import JobWord
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
@@ -509,3 +510,59 @@ def test_the_process_of_jobs_is_small() -> None:
     code = "import hive.jobs.process, sys; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"typer", "mcp", "pydantic", "uvloop", "sqlite3", "starlette", "redis", "httpx"} & set(loaded)
+
+
+async def test_the_output_of_each_job_is_there_however_many_end_at_once(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_model(box, llama_server_on_socket)
+    ended_jobs = []
+    for _ in range(5):
+        jobs = [await begun(box, **HI | {"params": {"max_tokens": 1}}) for _ in range(12)]
+        ended_jobs += await asyncio.gather(*(ended(box, job) for job in jobs))
+    await asyncio.sleep(0.2)
+    assert all(job.state is JobState.DONE for job in ended_jobs)
+    for job in ended_jobs:
+        assert [event.event for event in await said(box, job)][-1] == "ended"
+        assert (await box.services.model_jobs.order(job.id)).name == "hi"
+
+
+async def test_a_job_whose_output_cannot_be_opened_keeps_no_daemon_from_its_start(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_model(box, llama_server_on_socket)
+    jobs = [await begun(box, **HI) for _ in range(2)]
+    for job in jobs:
+        await ended(box, job)
+    await box.stop_daemon()
+    spoilt, gone = (box.paths.jobs / f"{job.id}.out" for job in jobs)
+    spoilt.write_bytes(b'{"n": 1, "at": 1.0, "event": "turn", "data": {}}\n')
+    gone.unlink()
+    gone.mkdir()
+    for job in jobs:
+        put_running(box.paths.database, job.id)
+    await box.start_daemon(QUICK, backend=(BackendKind.LLAMA, llama_server_on_socket.address))
+    for job in jobs:
+        found = await box.services.jobs.get(job.id, wait_s=20)
+        assert found.error is not None
+        assert (found.state, found.error["code"]) == (JobState.FAILED, "worker_restarted")
+
+
+def test_what_a_model_wrote_is_in_no_row_that_viewers_read() -> None:
+    end = JobEnd.failed("malformed_tool_call", "look(WHAT IT WROTE")
+    assert end.error is not None
+    assert "WHAT IT WROTE" not in str((end.error, end.row))
+    assert end.data["detail"] == "look(WHAT IT WROTE"
+
+
+async def test_of_a_released_job_only_the_code_of_its_error_is_left(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_model(box, llama_server_on_socket)
+    job = await ended(box, await begun(box, **HI | {"model": "nosuch"}))
+    assert job.error is not None
+    assert "nosuch" in job.error["message"]
+    await box.services.model_jobs.release(job.id)
+    found = await box.services.jobs.get(job.id)
+    assert found.error is not None
+    assert (found.error["code"], found.error["message"]) == (job.error["code"], "")
