@@ -41,6 +41,7 @@ async def callers(live: Box) -> AsyncIterator[JobCallers]:
 
 async def test_an_operator_begins_a_job_and_is_told_where_it_is(callers: JobCallers, live: Box) -> None:
     assert await callers.statuses("POST", "/api/jobs", ORDER) == [403, 202, 202]
+    await live.create("scribe", tenant="acme")
     begun = await callers.ask(Role.OPERATOR, "POST", "/api/jobs", {**ORDER, "tenant": "acme", "priority": "low"})
     job = begun.json
     assert begun.headers["location"] == f"/api/jobs/{job['id']}"
