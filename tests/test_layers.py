@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         | {"jobs.mcp_extra"},
     ),
     **dict.fromkeys(
-        ("lifecycle.background_responses", "lifecycle.background_events"),
+        ("lifecycle.background_responses", "lifecycle.background_events", "lifecycle.final_responses"),
         LEAVES
         | DAEMON_PARTS
         | {"lifecycle", "control", "audit", "jobs.order"}

@@ -60,7 +60,7 @@ class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `exit_tools`: null for the five, empty for none. `params`: of the request to the model, passed on as they are.
     `answer_schema`: JSON Schema of the last answer. `agent`: it works as this one, by name or id; else as an operator
-    of `tenant`.
+    of `tenant`. `local_only`: none of its requests to the model leaves this box.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=JOB_NAME_MAX)]
@@ -78,6 +78,7 @@ class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     tenant: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     priority: Band = Band.NORMAL
+    local_only: bool = False
 
 
 class JobApi:

@@ -40,6 +40,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `exit_tools`: None for the five of Hive's, empty for none. `params`: passed on untouched. `agent`: by name or id;
     the job asks as that agent. `tenant`: for which an operator asks; both at once mean nothing.
+    `local_only`: none of its requests may leave this box.
     """
 
     name: str
@@ -59,6 +60,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     agent: str = ""
     tenant: str = ""
     priority: Band = Band.NORMAL
+    local_only: bool = False
 
 
 class JobEvent(msgspec.Struct, frozen=True):

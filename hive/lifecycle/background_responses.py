@@ -20,11 +20,12 @@ import msgspec
 from hive.audit.jobs import Jobs
 from hive.control.kept_responses import KeptResponses
 from hive.dialects.openai_responses_answers import response_id
-from hive.dialects.openai_responses_background import Event, OutputSoFar, job_of, named, whole_event
+from hive.dialects.openai_responses_background import Event, job_of, named
 from hive.domain import Agent, JobState
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, Refusal, Saturated, TooManyRequests
 from hive.jobs.order import JobForm, JobOrder
-from hive.lifecycle.background_events import RESPONSE, EventCursor, end_fields
+from hive.lifecycle.background_events import EventCursor
+from hive.lifecycle.final_responses import FinalResponses
 from hive.lifecycle.model_jobs import ModelJobs
 from hive.link.background import (
     AskBackground,
@@ -97,6 +98,7 @@ class BackgroundResponses:
         """Objects of those under way as they were before they were begun: who polls is not answered from the disk."""
         self._cursors: OrderedDict[Place, EventCursor] = OrderedDict()
         """Of readers that will ask for the next events."""
+        self._final = FinalResponses(jobs.output_of, self._before)
 
     def __repr__(self) -> str:
         return f"<BackgroundResponses {len(self._under_way)} under way, {len(self._cursors)} read>"
@@ -160,6 +162,7 @@ class BackgroundResponses:
             form=JobForm.RESPONSES,
             body={"request": asked.request.decode(), "response": queued},
             agent=agent.id,
+            local_only=asked.is_local_only,
         )
         place = object()
         self._under_way[place] = held = HeldRequest(agent.id, size)
@@ -214,15 +217,9 @@ class BackgroundResponses:
             with suppress(NotFound):
                 name = response_id(job.id)
                 return BackgroundIs(id=name, content=await self._kept.response(str(job.plan["agent"]), name))
-        queued = await self._before(job)
-        if not job.ended:
-            return _is({**queued, "status": self._jobs.status_of(job)})
-        output = await self._output(job)
-        if output.end is not None:
-            return _is(whole_event(output.end, queued)["response"])
-        error = job.error or {}
-        code, message = str(error.get("code", "")), str(error.get("message", ""))
-        return _is({**queued, **end_fields(job.state, code, message, output)})
+        if job.ended:
+            return BackgroundIs(id=response_id(job.id), content=await self._final.of(job))
+        return _is({**await self._before(job), "status": self._jobs.status_of(job)})
 
     async def _before(self, job: StoredJob) -> Event:
         """The answer's object before it was begun. Raises NotFound where it is kept no more."""
@@ -233,15 +230,6 @@ class BackgroundResponses:
         except NotFound:
             raise no_such_response(response_id(job.id)) from None
         return named(body["response"] if body else {}, job.id)
-
-    async def _output(self, job: StoredJob) -> OutputSoFar:
-        """The recorded part of it, nothing where that is kept no more."""
-        output = OutputSoFar()
-        with suppress(NotFound):
-            async for event in self._jobs.events(job.id):
-                if event.event == RESPONSE:
-                    output.take(event.data)
-        return output
 
     async def _cancel(self, job: StoredJob, agent: str) -> BackgroundIs:
         """One that has ended stays as it is."""
@@ -254,6 +242,7 @@ class BackgroundResponses:
         if job is not None:
             await self._jobs.cancel(job.id, actor=actor)
             await self._jobs.release(job.id, actor=actor)
+            self._final.forget(job.id)
         await self._kept.drop(agent, name)
 
     def _name_of(self, agent: str) -> str:
@@ -270,6 +259,7 @@ class BackgroundResponses:
             try:
                 await self._jobs.cancel(job)
                 await self._jobs.release(job)
+                self._final.forget(job)
             except NotFound:
                 continue
             except HiveError as error:

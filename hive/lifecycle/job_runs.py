@@ -203,6 +203,7 @@ class JobRun:
             tenant=self.tenant,
             band=self.order.priority,
             agents=self.callable_agents,
+            is_local_only=self.order.local_only,
         )
 
     @property

@@ -211,7 +211,7 @@ class ModelJobs:
         """The recorded events behind number `after`, then with `follow` those that come; the last one is `ended`.
         Raises NotFound, also for an output that is not kept any more."""
         self._task(await self._jobs.get(job_id))
-        reader = JobOutputReader(self._directory / f"{job_id}{OUTPUT}", after)
+        reader = JobOutputReader(self.output_of(job_id), after)
         while True:
             run = self._runs.get(job_id)
             changed = None if run is None else run.changed
@@ -253,6 +253,10 @@ class ModelJobs:
             "turns": [msgspec.to_builtins(one) for one in turns],
         }
 
+    def output_of(self, job_id: str) -> Path:
+        """The file of its output, if that is kept."""
+        return self._directory / f"{job_id}{OUTPUT}"
+
     async def order(self, job_id: str) -> JobOrder:
         """The order of it. Raises NotFound where that is not kept."""
         self._task(await self._jobs.get(job_id))
@@ -286,7 +290,7 @@ class ModelJobs:
 
     def _end_of(self, job_id: str) -> Mapping[str, Any]:
         """The last event of its output; empty where that does not tell. Blocks."""
-        events = job_output.whole_events(self._directory / f"{job_id}{OUTPUT}")
+        events = job_output.whole_events(self.output_of(job_id))
         return events[-1].data if events and events[-1].event == ENDED else {}
 
     # coming and going -------------------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ from hive.link.message import LinkMessage
 
 class AskBeginBackground(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask: begin the job that makes this response. `request`: the body as its client sent it; `response`: the answer's
-    object, without its id and time. Answer: `BackgroundIs`, or `Failed`."""
+    object, without its id and time; `is_local_only`: it is not to leave this box. Answer: `BackgroundIs`, or
+    `Failed`."""
 
     agent: str
     model: str
     request: bytes
     response: bytes
+    is_local_only: bool = False
 
 
 class AskBackground(LinkMessage, tag=True, frozen=True, kw_only=True):

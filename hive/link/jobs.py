@@ -16,7 +16,8 @@ from hive.link.message import LinkMessage
 class JobGrantRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job that may ask at the proxy. `agent`: id of the agent as which it asks; empty: as operator for `tenant`.
 
-    `agents`: ids of those that it may call; only those of its tenant are let through.
+    `agents`: ids of those that it may call; only those of its tenant are let through. `is_local_only`: none of its
+    requests may leave this box.
     """
 
     job: str
@@ -24,6 +25,7 @@ class JobGrantRow(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     band: Band = Band.NORMAL
     agents: list[str] = []
+    is_local_only: bool = False
 
 
 class JobGrants(LinkMessage, tag=True, frozen=True, kw_only=True):

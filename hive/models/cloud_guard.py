@@ -56,7 +56,7 @@ def why_it_stays(permit: CloudUse, model: str, *, is_local_only: bool = False) -
     """
     name = f'"{model[:80]}"' if model else "the model"
     if is_local_only:
-        return f"{name} is on another machine, and the request says X-Hive-Local-Only"
+        return f"{name} is on another machine, and the request is local only (X-Hive-Local-Only)"
     if permit is CloudUse.NEVER:
         return f"{name} is on another machine, and nothing may leave this box"
     return (

@@ -29,7 +29,13 @@ async def said_at_begin(
     if len(body) > REQUEST_MOST_BYTES:
         raise BadRequest(f"a request with background has at most {REQUEST_MOST_BYTES} bytes")
     source = _source(path)
-    begun = await source.begin(entry.row.id, model=asked.model, request=body, response=queued_response(asked.kept))
+    begun = await source.begin(
+        entry.row.id,
+        model=asked.model,
+        request=body,
+        response=queued_response(asked.kept),
+        is_local_only=decided.is_local_only,
+    )
     if asked.stream:
         return _stream(path, source, entry, begun.id, ALL, decided.heartbeat_s)
     return OwnAnswer(begun.content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from hive.dialects.errors import heartbeat
 from hive.domain import Dialect
@@ -25,7 +26,7 @@ from hive.link.background import (
 )
 from hive.link.link import Link
 from hive.link.messages import Done
-from hive.proxy.stored_responses import ANSWER_S, UNSENT_MOST_BYTES, ask_daemon
+from hive.proxy.stored_responses import ANSWER_S, AT_ONCE, UNSENT_MOST_BYTES, ask_daemon
 
 EVENTS_MOST_BYTES = 64 * 1024
 """Of one answer about events; a client that does not read holds no more than one."""
@@ -44,9 +45,18 @@ class BackgroundSource:
 
     def __init__(self, link: Callable[[], Link]) -> None:
         self._link = link
+        self._alone: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Locks by question and agent, as long as it asks: so the objects that are held unread are bounded."""
+        self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return "<BackgroundSource>"
+        return f"<BackgroundSource {len(self._alone)} ask>"
+
+    def _one_of(self, question: str, agent: str) -> asyncio.Lock:
+        alone = self._alone.get((question, agent))
+        if alone is None:
+            alone = self._alone[question, agent] = asyncio.Lock()
+        return alone
 
     @property
     def _unsent_bytes(self) -> int:
@@ -55,23 +65,29 @@ class BackgroundSource:
         except LinkLost:
             return 0
 
-    async def begin(self, agent: str, *, model: str, request: bytes, response: bytes) -> BackgroundIs:
+    async def begin(
+        self, agent: str, *, model: str, request: bytes, response: bytes, is_local_only: bool
+    ) -> BackgroundIs:
         """Begins the job that makes a response. `request`: the body as it came; `response`: the answer's object without
-        its id."""
+        its id; `is_local_only`: it is not to leave this box."""
         if self._unsent_bytes + len(request) > UNSENT_MOST_BYTES:
             raise Saturated("the daemon reads too slowly", retry_after_s=5)
-        question = AskBeginBackground(agent=agent, model=model, request=request, response=response)
+        question = AskBeginBackground(
+            agent=agent, model=model, request=request, response=response, is_local_only=is_local_only
+        )
         return await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)
 
     async def get(self, agent: str, name: str) -> bytes:
         """The answer's object as it stands."""
         question = AskBackground(agent=agent, id=name)
-        return (await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)).content
+        async with self._one_of("get", agent), self._at_once:
+            return (await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)).content
 
     async def cancel(self, agent: str, name: str) -> bytes:
         """The answer's object, once nothing more comes to it."""
         question = CancelBackground(agent=agent, id=name)
-        return (await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)).content
+        async with self._one_of("cancel", agent):
+            return (await ask_daemon(self._link, agent, question, BackgroundIs, timeout_s=ANSWER_S)).content
 
     async def delete(self, agent: str, name: str) -> None:
         """Returns once it is ended, and on the disk no more."""

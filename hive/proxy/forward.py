@@ -317,7 +317,7 @@ class Exchange:
             heartbeat_s=heartbeat_of(request, self._path.settings.proxy.heartbeat_s),
             client_id=client_id(request),
             opening=self._path.opening(entry, endpoint),
-            is_local_only=is_local_only(request),
+            is_local_only=self._is_local_only(request),
             budgets=self._path.budgets.accounts_of(entry, tenant),
         )
         return Prepared(request, entry, decided)
@@ -325,6 +325,10 @@ class Exchange:
     def _wishes(self, request: Request, entry: AgentEntry) -> Wishes:
         """The wishes of its caller that count."""
         return wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
+
+    def _is_local_only(self, request: Request) -> bool:
+        """Whether it is not to leave the box, by its own word."""
+        return is_local_only(request)
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002
         self._held.is_in(self)
@@ -612,6 +616,8 @@ class Exchange:
             self._answer_soon(prepared, partial(ask, heartbeat_s=decided.heartbeat_s))
             return
         if self._storage is not None and self._storage.body:
+            if slot.may_leave and not self._may_leave(prepared, slot):
+                return
             self._climb = None  # the job's own request goes down the ladder
             self._answer_soon(
                 prepared,

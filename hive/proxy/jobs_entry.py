@@ -116,6 +116,9 @@ class JobExchange(Exchange):
         wishes = Wishes(tenant="" if self._row.agent else self._row.tenant, band=self._row.band)
         return NO_WISHES if wishes == NO_WISHES else wishes
 
+    def _is_local_only(self, request: Request) -> bool:  # noqa: ARG002 - the daemon has said it
+        return self._row.is_local_only
+
 
 class JobCallExchange(IngressExchange):
     """One call of a job to an agent: as any caller's, but let in by the job's token."""

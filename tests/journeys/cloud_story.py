@@ -84,6 +84,10 @@ def tell(hive: Stack, models: dict[str, Path]) -> dict[str, Any]:
     said["task"] = ask(door, "task:ladder")
     said["stand_in"] = ask(door, "best")
     said["local_only"] = ask(door, "sonnet", **{"X-Hive-Local-Only": "1"})
+    local = {"X-Hive-Local-Only": "1"}
+    background = door.post("/v1/responses", {"model": "sonnet", "input": "hi", "background": True}, **local)
+    said["local_only_background"] = [background.status_code, background.json()["error"]["code"]]
+    said["local_only_job"] = local_only_job(hive)
     said["asked_stays"] = packets()
     said["by_name"] = ask(door, "sonnet")
     said["left"] = packets()
@@ -95,6 +99,13 @@ def tell(hive: Stack, models: dict[str, Path]) -> dict[str, Any]:
     time.sleep(QUIET_S)
     said["never"], said["never_stays"] = ask(door, "sonnet"), packets() == before
     return said
+
+
+def local_only_job(hive: Stack) -> str:
+    """The reason for which a job of the far model ends that must not leave the box."""
+    job = hive.post("/api/jobs", {"name": "stay", "model": "sonnet", "prompt": "hi", "local_only": True})["id"]
+    until(lambda: hive.get(f"/api/jobs/{job}")["state"] != "running", within_s=60, what="the job's end")
+    return str(hive.get(f"/api/jobs/{job}/result")["reason"])
 
 
 def steps_down(door: Door) -> bool:
@@ -115,6 +126,7 @@ def main() -> None:
         config += f"[model sonnet]\nbackend = remote\nurl = {FAR}\n"
         with stack(config=config) as hive:
             hive.create("alice", "spinner.py", tier="high")
+            hive.put_config({"proxy.responses_kept_mb": 64})
             sys.stdout.write(json.dumps(tell(hive, models)) + "\n")
 
 

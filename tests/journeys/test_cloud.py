@@ -42,7 +42,8 @@ def test_with_a_killed_local_server_not_one_packet_leaves(told: Any) -> None:
     assert told["killed"] == 1
     assert all(status in (502, 503) for status, _ in told["down"]), told["down"]
     assert told["task"][0] in (502, 503), told["task"]
-    assert told["stand_in"] == told["local_only"] == [403, "cloud_not_permitted"]
+    assert told["stand_in"] == told["local_only"] == (refused := [403, "cloud_not_permitted"])
+    assert (told["local_only_background"], told["local_only_job"]) == (refused, refused[1])
     assert told["asked_stays"] == 0
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,8 @@ import msgspec
 import pytest
 
 from hive.domain import JobState
-from hive.lifecycle import background_responses
+from hive.lifecycle import background_responses, final_responses
+from hive.lifecycle.job_output import JobOutputReader
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store import background_jobs
@@ -119,6 +121,48 @@ async def test_one_agent_has_so_many_at_a_time(
         for one in begun:
             assert await ended(box, one) is JobState.DONE
         await begin(client)
+
+
+async def test_one_that_was_cancelled_is_put_together_once(
+    box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    class Counted(JobOutputReader):
+        def __init__(self, path: Path) -> None:
+            read.append(path.stem)
+            super().__init__(path)
+
+    monkeypatch.setattr(final_responses, "JobOutputReader", Counted)
+    await with_keeping(box, llama_server_on_socket)
+    async with agent(box) as client:
+        begun = await begin(client, max_output_tokens=4000)
+        job = begun["id"].removeprefix("resp_")
+        async for event in box.services.model_jobs.events(job, follow=True):
+            if event.data.get("type") == "response.output_text.delta":
+                break
+        cancelled = (await client.post(f"/responses/{begun['id']}/cancel")).json()
+        assert (cancelled["status"], len(cancelled["output"])) == ("cancelled", 1)
+        polled = await asyncio.gather(*(client.get(f"/responses/{begun['id']}") for _ in range(8)))
+        assert all(one.json() == cancelled for one in polled)
+        assert read == [job]
+        assert (await client.delete(f"/responses/{begun['id']}")).status_code == 200
+        assert (await client.get(f"/responses/{begun['id']}")).status_code == 404
+
+
+async def test_local_only_is_in_its_order_and_in_the_grant_of_its_job(
+    box: Box, llama_server_on_socket: LlamaServer
+) -> None:
+    await with_keeping(box, llama_server_on_socket)
+    jobs = box.services.model_jobs
+    async with agent(box) as client:
+        for fields, is_local_only in (({"X-Hive-Local-Only": "1"}, True), ({}, False)):
+            with held(llama_server_on_socket):
+                begun = (await client.post("/responses", json=SHORT, headers=fields)).json()
+                job = begun["id"].removeprefix("resp_")
+                assert (await jobs.order(job)).local_only is is_local_only
+                assert jobs._runs[job].grant.is_local_only is is_local_only
+            assert await ended(box, begun) is JobState.DONE
 
 
 async def test_jobs_that_wait_for_others_are_queued(box: Box, llama_server_on_socket: LlamaServer) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from hive.dialects.openai_responses_background import named
+from hive.domain import BackendKind
 from hive.errors import NotFound
 from hive.jobs.order import JobEvent
 from hive.lifecycle.background_events import EventCursor
@@ -29,10 +31,12 @@ from hive.link.link import LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import Done, Failed
 from hive.proxy import background_answers, background_responses
+from hive.proxy.slot_orders import SlotOrders
 from hive.settings.tasks import TaskRow
 from hive.tasks import spawn
-from tests.proxy.harness import Client, Proxy, get, post, until
+from tests.proxy.harness import Backend, Client, Proxy, get, post, until
 from tests.proxy.keeping import Daemon, keeping
+from tests.proxy.test_leaving import row, set_cloud
 
 JOB = "0123456789ab"
 NAME = f"resp_{JOB}"
@@ -154,8 +158,8 @@ class Stream:
         return found
 
 
-def asks(**more: Any) -> bytes:
-    return post(b"/v1/responses", json.dumps({**ASKED, **more}).encode())
+def asks(fields: bytes = b"", **more: Any) -> bytes:
+    return post(b"/v1/responses", json.dumps({**ASKED, **more}).encode(), fields=fields)
 
 
 def streams(after: int | None = None) -> bytes:
@@ -216,6 +220,58 @@ async def test_with_nothing_kept_it_is_refused_with_the_settings_name(tmp_path: 
         status, told = await ask(proxy, asks())
         assert (status, "proxy.responses_kept_mb" in told["error"]["message"]) == (501, True)
         assert jobs.heard == []
+
+
+@contextlib.contextmanager
+def far_away(proxy: Proxy, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """Puts `sonnet` beside the active backend, on the same server under an address that is far."""
+    server = daemon.backend
+    assert server is not None
+    monkeypatch.setattr("hive.proxy.slot.is_elsewhere", lambda at: at == server.address)
+    proxy.path.use_backend(None, [])
+    SlotOrders(proxy.path, lambda _: None).heard([row("sonnet", server, BackendKind.REMOTE)])
+    set_cloud(proxy, "asked", aliases="fast = gone | sonnet")
+    yield server
+
+
+async def test_local_only_goes_with_it_and_is_checked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = b"x-hive-local-only: 1\r\n"
+    async with working(tmp_path) as (proxy, daemon, jobs):
+        for fields, is_local_only in ((local, True), (b"x-hive-local-only: 0\r\n", False), (b"", False)):
+            assert (await ask(proxy, asks(fields=fields)))[0] == 200
+            begun = jobs.heard[-1]
+            assert isinstance(begun, AskBeginBackground)
+            assert begun.is_local_only is is_local_only
+        with far_away(proxy, daemon, monkeypatch) as server:
+            jobs.heard.clear()
+            for request in (asks(model="sonnet", fields=local), asks(model="fast")):
+                status, told = await ask(proxy, request)
+                assert (status, told["error"]["code"]) == (403, "cloud_not_permitted"), told
+            assert jobs.heard == []
+            assert (await ask(proxy, asks(model="sonnet")))[0] == 200
+            assert len(jobs.heard) == 1
+            assert server.requests == []
+
+
+async def test_of_one_agent_one_poll_at_a_time_reaches_the_daemon(tmp_path: Path) -> None:
+    """Each may be answered with 16 MiB."""
+    async with working(tmp_path) as (proxy, daemon, jobs):
+        replies: list[LinkReply] = []
+
+        def hold(_: LinkMessage, reply: LinkReply) -> None:
+            replies.append(reply)
+
+        def has(number: int) -> bool:
+            return len(replies) == number
+
+        daemon.hear_background = hold
+        polls = [spawn(ask(proxy, get(f"/v1/responses/{NAME}".encode())), name="poll") for _ in range(4)]
+        for number in range(1, 5):
+            await until(partial(has, number))
+            await asyncio.sleep(0.02)
+            assert len(replies) == number
+            replies[-1](jobs._is("in_progress"))
+        assert {status for status, _ in await asyncio.gather(*polls)} == {200}
 
 
 async def test_it_is_polled_cancelled_and_deleted(tmp_path: Path) -> None:

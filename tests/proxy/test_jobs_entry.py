@@ -32,6 +32,7 @@ from tests.proxy.harness import (
     until,
 )
 from tests.proxy.harness import answer as answering
+from tests.proxy.test_leaving import far_and_near
 
 ASK = b"/v1/chat/completions"
 OWN = JobGrantRow(job="j1", agent="a1", tenant="default", agents=["a1"])
@@ -94,6 +95,28 @@ async def test_a_job_asks_as_its_agent_or_as_operator_for_its_tenant_whatever_it
         at.proxy.use(at.backend, models=("m", "m2"))
         assert (await at.ask(post(ASK, other, token=b"two")))[0] in (403, 404)  # the tenant has m alone
         assert (await at.ask(post(ASK, other, token=b"one")))[0] == 200
+
+
+@pytest.mark.parametrize("row", [OWN, BOSS], ids=["agent", "operator"])
+async def test_a_job_that_is_local_only_stays_whatever_its_process_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: JobGrantRow
+) -> None:
+    local = msgspec.structs.replace(row, is_local_only=True)
+    ask = CHAT.replace(b'"m"', b'"sonnet"')
+    async with far_and_near(tmp_path, monkeypatch) as (proxy, near, far):
+        tenants = {"acme": TenantRow(models="sonnet")}
+        proxy.path.use_settings(msgspec.structs.replace(proxy.path.settings, tenants=tenants))
+        at = Jobs(proxy, near)
+        try:
+            at.entry.learn({digest(b"one"): local, digest(b"two"): row})
+            for fields in (b"", b"x-hive-local-only: 0\r\n"):
+                found = await at.ask(post(ASK, ask, token=b"one", fields=fields))
+                assert found[:2] == (403, "cloud_not_permitted")
+            assert not far.requests
+            assert (await at.ask(post(ASK, ask, token=b"two")))[0] == 200
+            assert len(far.requests) == 1
+        finally:
+            at.listener.close()
 
 
 async def test_asking_as_an_agent_neither_wakes_it_nor_keeps_it_awake(tmp_path: Path) -> None:

@@ -83,6 +83,9 @@ def run(
     priority: Annotated[
         str, typer.Option("--priority", metavar="low|normal|high", help="Its place in the queue.")
     ] = "normal",
+    local_only: Annotated[
+        bool, typer.Option("--local-only", help="None of its requests to the model leaves this box.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what the model says as it comes.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Print the answer once it is there.")] = False,
 ) -> None:
@@ -104,7 +107,7 @@ def run(
         raise UsageError("--model: which one is to work?", hint="hive model list, or hive pool")
     order = _order_of(name, prompt)
     order |= {"model": model, "tool_form": tool_form, "priority": priority, "params": params_of(param or [])}
-    order |= {"agent": as_agent, "tenant": tenant}
+    order |= {"agent": as_agent, "tenant": tenant, "local_only": local_only}
     if system_file is not None:
         order["system"] = read(system_file, FILE_MAX_BYTES, "a system prompt").decode(errors="replace")
     if tools is not None:
