@@ -78,15 +78,15 @@ class EventCursor:
         return await anext(self._events, None)
 
     def _take(self, event: JobEvent) -> bytes:
-        """The bytes for the reader of an event of the job; empty for what is none of the response's."""
+        """The bytes for the reader of an event of the job; empty for what is none of the response's. The last one is
+        told once the job has ended: a client that hears it and asks for the response is given all of it."""
         if event.event == RESPONSE:
             self._output.take(event.data)
-            self._is_over = self._output.end is not None
-            return self._told(event.data)
+            return b"" if self._output.end is not None else self._told(event.data)
         if event.event != ENDED:
             return b""
         self._is_over = True
-        return b"" if self._output.end is not None else self._told(self._ending(event.data))
+        return self._told(self._output.end or self._ending(event.data))
 
     def _ending(self, ended: Mapping[str, Any]) -> Event:
         """The last event where the job did not come to record one. Clients know no event for what was cancelled."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.dialects.openai_responses_background import named
+from hive.dialects.openai_responses_background import ENDS, named
 from hive.domain import BackendKind
 from hive.errors import NotFound
 from hive.jobs.order import JobEvent
@@ -57,6 +57,8 @@ class Jobs:
     def say(self, kind: str, **fields: Any) -> None:
         data = {"type": kind, **fields, "sequence_number": len(self._events) + 2}
         self._add("response", data)
+        if kind in ENDS:
+            self.end(kind.removeprefix("response."))
 
     def end(self, status: str, **fields: Any) -> None:
         self._add("ended", {"status": status, **fields})
