@@ -350,7 +350,7 @@ class Daemon:
         self._footprints = Footprints(
             self._database, lambda: self.effects.settings, recorded.footprints, self._facts_of
         )
-        self._clients = PoolClients(lambda: self.effects.settings, self._is_awake)
+        self._clients = PoolClients(lambda: self.effects.settings, self._is_awake, self._model_jobs.between_turns)
         self._leases = PoolLeases(
             recorded.leases,
             settings=lambda: self.effects.settings,

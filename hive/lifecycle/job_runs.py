@@ -212,6 +212,11 @@ class JobRun:
         return {agent for agent in self._calls.values() if agent}
 
     @property
+    def waits_for_tools(self) -> bool:
+        """Whether it has nothing under way at the model now, and will ask it again."""
+        return bool(self._calls)
+
+    @property
     def root(self) -> JobRun:
         return self if self.parent is None else self.parent.root
 

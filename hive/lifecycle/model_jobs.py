@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +268,10 @@ class ModelJobs:
             return str((job.result or {}).get("status") or _STATUS[job.state])
         run = self._runs.get(job.id)
         return "in_progress" if run is not None and run.is_told else "queued"
+
+    def between_turns(self) -> Iterator[tuple[str, str]]:
+        """(client, model) of each job whose tools are at work: the agent that it asks as, else the job itself."""
+        return ((run.agent or f"job {run.id}", run.order.model) for run in self._runs.values() if run.waits_for_tools)
 
     def metrics(self) -> dict[str, Mapping[tuple[str, ...], float]]:
         """For the scraper."""

@@ -40,10 +40,17 @@ class _Client(msgspec.Struct):
 class PoolClients:
     """One for the daemon; to be told of everything in the order it comes in."""
 
-    def __init__(self, settings: Callable[[], Settings], is_awake: Callable[[str], bool] = lambda agent: True) -> None:  # noqa: ARG005 - where nobody sleeps
-        """`is_awake`: whether the processes of the agent of this id run."""
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        is_awake: Callable[[str], bool] = lambda agent: True,  # noqa: ARG005 - where nobody sleeps
+        between_turns: Callable[[], Iterable[tuple[str, str]]] = tuple,
+    ) -> None:
+        """`is_awake`: whether the processes of the agent of this id run. `between_turns`: (client, model) of each model
+        job whose tools are at work: it asks the model again with their results."""
         self._settings = settings
         self._is_awake = is_awake
+        self._between_turns = between_turns
         self._clients: dict[str, _Client] = {}
         self._last_at: dict[str, set[str]] = {}
         """Model → the agents seen there last."""
@@ -123,9 +130,11 @@ class PoolClients:
 
     def audience(self, model: str, now: float) -> Audience:
         """The clients that will probably ask the model again soon."""
-        here = self._in_flight.get(model, set()) | self._waiting.get(model, set())
-        uses = [LastModel(agent, model, now, is_here=True, is_awake=self._is_awake(agent)) for agent in here]
-        for agent in self._last_at.get(model, set()) - here:
+        jobs = {client for client, asked in self._between_turns() if asked == model}
+        here = (self._in_flight.get(model, set()) | self._waiting.get(model, set())) - jobs
+        uses = [LastModel(client, model, now, is_here=True) for client in jobs]
+        uses += [LastModel(agent, model, now, is_here=True, is_awake=self._is_awake(agent)) for agent in here]
+        for agent in self._last_at.get(model, set()) - here - jobs:
             used_at, is_elsewhere = self._clients[agent].used_at, agent in self._busy_at
             awake = not is_elsewhere and self._is_awake(agent)
             uses.append(LastModel(agent, model, used_at, is_elsewhere=is_elsewhere, is_awake=awake))

@@ -324,6 +324,7 @@ async def test_jobs_that_agents_begin_while_they_answer_a_call_are_three_deep_at
         found.append(job)
         assert jobs._runs[job.id].depth == depth
     assert [job.plan["parent"] for job in found] == ["", found[0].id, found[1].id]
+    assert set(jobs.between_turns()) == {(agent.id, MODEL)}, "the pool counts who will ask again"
     with pytest.raises(NotPermitted, match="3 deep"):
         await jobs.begin(JobOrder(**HI), actor=ME, agent=agent)
     turn = {"turn": 1, "answer": "", "calls": [{"id": "b", "name": "look", "arguments": "{}"}]}

@@ -49,11 +49,12 @@ def demand(*agents: str) -> SlotDemand:
 
 
 class KnownClients(PoolClients):
-    """Agents in `asleep` do not run."""
+    """Agents in `asleep` do not run; `jobs` wait for their tools."""
 
     def __init__(self) -> None:
         self.asleep: set[str] = set()
-        super().__init__(lambda: SETTINGS, lambda agent: agent not in self.asleep)
+        self.jobs: list[tuple[str, str]] = []
+        super().__init__(lambda: SETTINGS, lambda agent: agent not in self.asleep, lambda: self.jobs)
 
     def users(self, model: str, now: float) -> int:
         return self.audience(model, now).users
@@ -106,6 +107,20 @@ def test_one_asleep_is_no_audience_and_one_removed_is_forgotten(clients: KnownCl
         clients.gone(agent)
     assert (clients.users("m", 101.0), clients.users("n", 101.0)) == (1, 0)
     assert repr(clients) == "<PoolClients 1 agents, 1 models>"
+
+
+def test_a_job_whose_tools_are_at_work_is_audience_until_it_asks_again(clients: KnownClients) -> None:
+    """Its agent may be asleep: the job asks all the same, and counts once."""
+    clients.used([event("a")], 10.0)
+    clients.asleep = {"a"}
+    assert clients.users("m", 20.0) == 0
+    clients.jobs = [("a", "m"), ("job 1", "m"), ("job 2", "n")]
+    assert (clients.users("m", 20.0), clients.users("n", 20.0)) == (2, 1)
+    assert clients.audience("m", 20.0).ends_at == INF
+    clients.asleep = set()
+    assert clients.users("m", 20.0) == 2
+    clients.jobs = []
+    assert (clients.users("m", 20.0), clients.users("n", 20.0)) == (1, 0)
 
 
 def test_a_model_whose_users_never_return_has_no_audience_of_them(clients: KnownClients) -> None:
