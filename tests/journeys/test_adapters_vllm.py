@@ -93,6 +93,7 @@ def test_an_adapter_is_loaded_while_it_serves_and_answers_to_its_name(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path, vllm_server: VllmServer
 ) -> None:
     made = adapter(model, tmp_path, 1)
+    until(lambda: MODEL in {one["name"] for one in hive.get("/api/models")["models"]}, within_s=60, what="it is known")
     pulled = ended(hive, hive.post("/api/adapters", {"path": made.path.name, "base": MODEL, "name": "red"}))
     assert pulled["state"] == "done", pulled
     assert alice.ask("red").status == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -142,8 +143,18 @@ def test_a_model_that_is_described_no_more_while_it_waits_is_not_started(
     assert slot_id("a") in said
 
 
+def waits(pid: int) -> bool:
+    """Whether it has looked for its grant, and waits for it: with its warden, as a descriptor."""
+    files = Path(f"/proc/{pid}/fd")
+    return any("pidfd" in os.readlink(file) for file in files.iterdir() if file.is_symlink())
+
+
 def test_without_its_mark_it_ends_well(awaited: subprocess.Popen[str], tmp_path: Path) -> None:
     warden = children_of(awaited.pid)
+    until_it_waits = time.monotonic() + 60
+    while not waits(awaited.pid):
+        assert time.monotonic() < until_it_waits
+        time.sleep(0.01)
     mark_of(tmp_path / "grant.json").unlink()
     _, said = awaited.communicate(timeout=60)
     assert (awaited.returncode, said) == (0, "")
