@@ -7,6 +7,7 @@ tiny models; Ollama is Hive's own demo backend, which speaks its protocol and st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -95,7 +96,10 @@ class Box:
         out = self._place / "out"
         (out / "console.txt").unlink(missing_ok=True)
         job = JOB.format(inside=self._inside, stage=stage)
-        console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
+        # Online its ports are the host's: another box may have none of them meanwhile.
+        alone = systemd_machine.one_at_a_time(systemd_machine.CACHE / "online") if online else contextlib.nullcontext()
+        with alone:
+            console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
         print(console)
         seen: Seen = json.loads((out / f"{stage}.json").read_text())
         return seen
