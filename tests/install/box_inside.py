@@ -54,10 +54,15 @@ def hive(*words: str, user: str | None = None) -> Any:
 
 
 def until(what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> float:
-    """Seconds until it held. Raises AssertionError."""
+    """Seconds until it held. Raises AssertionError, and prints how the units are."""
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:g} s: {what}"
+        if time.monotonic() - began > limit_s:
+            told = subprocess.run(
+                ["systemctl", "status", "--all", "hive-*"], capture_output=True, text=True, check=False
+            )
+            print(told.stdout[-12_000:], flush=True)
+            raise AssertionError(f"not within {limit_s:g} s: {what}")
         time.sleep(0.05)
     return time.monotonic() - began
 
