@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from hive.errors import BadRequest, NotSupported
 from hive.jobs.access import JobAccess
 from hive.jobs.agent_tools import agent_tool
 from hive.jobs.mcp_extra import check_mcp
+from hive.jobs.order import JobOrder
 from hive.jobs.running import Tool, ToolFailed
 from hive.jobs.tool_specs import FunctionSpec, McpSpec, read_tool_specs
 from hive.jobs.tools import ToolTable
@@ -27,14 +28,7 @@ TOOLS_UNAVAILABLE = "tools_unavailable"
 Close = Callable[[], Awaitable[None]]
 
 
-class HasTools(Protocol):
-    """An order, as far as this module looks at it."""
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]: ...
-
-
-async def open_tools(order: HasTools, access: JobAccess, *, open_s: float = OPEN_S) -> tuple[list[Tool], Close]:
+async def open_tools(order: JobOrder, access: JobAccess, *, open_s: float = OPEN_S) -> tuple[list[Tool], Close]:
     """The tools that an order names, and what closes them, which raises nothing and is called once.
 
     Raises DialogueFailed (`tools_unavailable`) where one is not there; nothing is left open then.

@@ -43,6 +43,7 @@ from hive.jobs.toolloop import LoopLimits
 from hive.lifecycle import job_output
 from hive.lifecycle.job_line import next_of
 from hive.lifecycle.job_output import ENDED, OUTPUT, JobOutput, JobOutputReader
+from hive.lifecycle.job_outputs_kept import KeptOutputs
 from hive.lifecycle.job_process import JobProcessLink
 from hive.lifecycle.job_programs import JobPrograms
 from hive.lifecycle.job_runs import JobEnd, JobRun, rows_of
@@ -75,7 +76,7 @@ CANCELLED = "cancelled"
 
 
 class ModelJobs:
-    """Raises HiveErrors that say what is wrong. `actor`: for the audit table."""
+    """All model jobs of the box. Its methods raise HiveErrors that say what is wrong. `actor`: for the audit table."""
 
     def __init__(
         self,
@@ -108,8 +109,9 @@ class ModelJobs:
         self._waiting: deque[JobRun] = deque()
         self._idle: asyncio.TimerHandle | None = None
         self._closing = False
-        self._pruning = asyncio.Lock()
-        self._prunes = 0
+        self._kept_outputs = KeptOutputs(
+            paths.jobs, database, lambda: settings().kept_mb, is_running=self._runs.__contains__
+        )
         self.outcomes: dict[str, int] = {}
         """Ended jobs since this daemon started, by status."""
 
@@ -312,7 +314,7 @@ class ModelJobs:
             await self._database.write(job_turns.forget_lost)
         except HiveError as error:
             log.warning("jobs_not_pruned error=%s", error.message)
-        await self._prune()
+        await self._kept_outputs.tidy()
 
     def _left_ending(self, job_id: str) -> JobEnd:
         """Writes the end of its output where that has none; blocks. Raises OSError, StoreFull, and whatever a spoilt
@@ -456,7 +458,7 @@ class ModelJobs:
             if self._idle is not None:
                 self._idle.cancel()
             self._idle = loop.call_later(self._settings().idle_exit_s, self._rest)
-        await self._prune()
+        await self._kept_outputs.tidy()
 
     def _rest(self) -> None:
         if not self._runs:
@@ -482,35 +484,6 @@ class ModelJobs:
             log.error("job_end_not_written job=%s error=%s: it is tried again", job.id, error.message)
             return False
         return True
-
-    async def _prune(self) -> None:
-        """Takes away the oldest outputs beyond `kept_mb`, and files of jobs that are on record no more. Of several that
-        are asked for at once the last one does the work."""
-        self._prunes += 1
-        mine = self._prunes
-        async with self._pruning:
-            if mine != self._prunes:
-                return
-            try:
-                await self._prune_now()
-            except (HiveError, OSError) as error:
-                log.warning("jobs_not_pruned error=%s", error)
-
-    async def _prune_now(self) -> None:
-        """Raises what disk and database do. Files are listed before the table is read: what is on disk by then was on
-        record before."""
-        sizes = await asyncio.to_thread(job_output.sizes, self._directory)
-        known, ended = await self._database.read(lambda conn: (job_turns.ids(conn), job_turns.ended_first(conn)))
-        left = sum(sizes.values()) - self._settings().kept_mb * MIB
-        goes = [job for job in sizes if job not in known]
-        for job in ended:
-            if left <= 0:
-                break
-            if job in sizes and job not in self._runs:
-                goes.append(job)
-                left -= sizes[job]
-        for job in goes:
-            await asyncio.to_thread(job_output.remove, self._directory, job)
 
     # what the process of jobs says ------------------------------------------------------------------------------------
 
@@ -581,13 +554,13 @@ class ModelJobs:
             ),
         )
 
+    # who may begin what, and call whom ----------------------------------------------------------------------------
+
     def _check_tenant(self, name: str) -> None:
         """Raises NotFound for a tenant that nothing here is of: a slip of the pen would go past its budget."""
         known = {"default", *self._tenants(), *(life.agent.spec.tenant for life in self._roster)}
         if name and name not in known:
             raise NotFound(f"there is no tenant {name}", hint=did_you_mean(name, sorted(known)) or "hive config show")
-
-    # who may call whom ------------------------------------------------------------------------------------------------
 
     def _callable(self, order: JobOrder, tenant: str) -> list[str]:
         """The ids of the agents whose tools it names. Raises NotFound, NotPermitted for one of another tenant, and

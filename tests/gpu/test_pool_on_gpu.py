@@ -77,7 +77,7 @@ def test_what_people_look_at_names_the_card_and_its_memory(box: GpuBox) -> None:
     assert "driver" in shown["doctor"]
 
 
-def test_an_agent_waits_for_a_warm_model_hardly_longer_than_past_hive(box: GpuBox) -> None:
+def test_a_warm_model_answers_an_agent_and_what_hive_adds_is_told(box: GpuBox) -> None:
     for model in (TINY, "alpha"):
         box.load(model)
         through, past = box.asker(f"warm-{model}"), box.direct(model)

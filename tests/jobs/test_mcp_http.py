@@ -16,7 +16,7 @@ from hive.jobs.open_tools import open_tools
 from hive.jobs.running import ToolFailed
 from hive.worker.dialogue import DialogueFailed
 from tests.jobs.local_programs import LocalPrograms
-from tests.jobs.test_mcp_tools import Order
+from tests.jobs.test_mcp_tools import order_with
 
 ENTRY = {"type": "mcp", "agent": "scribe", "path": "/mcp"}
 JSON = "application/json"
@@ -112,7 +112,7 @@ async def served(folder: Path, how: str) -> AsyncIterator[tuple[RudeHttp, JobAcc
 
 async def test_a_good_server_is_asked_with_the_jobs_token_and_never_for_its_own_stream(short_path: Path) -> None:
     async with served(short_path, "good") as (rude, access):
-        tools, close = await open_tools(Order(ENTRY), access)
+        tools, close = await open_tools(order_with(ENTRY), access)
         assert await tools[0].runner.run("t", {}, max_bytes=9) == "ok"
         await close()
     assert {path for _, path in rude.asked} == {"/agents/scribe/mcp"}
@@ -136,7 +136,7 @@ async def test_a_good_server_is_asked_with_the_jobs_token_and_never_for_its_own_
 )
 async def test_a_rude_answer_costs_its_call_alone(short_path: Path, how: str, words: str) -> None:
     async with served(short_path, how) as (rude, access):
-        tools, close = await open_tools(Order(ENTRY), access)
+        tools, close = await open_tools(order_with(ENTRY), access)
         try:
             async with asyncio.timeout(30):
                 with pytest.raises(ToolFailed) as failed:
@@ -151,7 +151,7 @@ async def test_a_rude_answer_costs_its_call_alone(short_path: Path, how: str, wo
 
 async def test_a_proxy_that_is_gone_is_named_and_the_next_call_finds_the_new_one(short_path: Path) -> None:
     async with served(short_path, "good") as (_, access):
-        tools, close = await open_tools(Order(ENTRY), access)
+        tools, close = await open_tools(order_with(ENTRY), access)
     (short_path / "jobs.sock").unlink(missing_ok=True)
     with pytest.raises(ToolFailed, match="is gone"):
         await tools[0].runner.run("t", {}, max_bytes=9)
@@ -160,4 +160,4 @@ async def test_a_proxy_that_is_gone_is_named_and_the_next_call_finds_the_new_one
         await close()
     (short_path / "jobs.sock").unlink(missing_ok=True)
     with pytest.raises(DialogueFailed, match="cannot be used"):
-        await open_tools(Order(ENTRY), access)
+        await open_tools(order_with(ENTRY), access)

@@ -17,6 +17,7 @@ import pytest
 
 from hive.jobs.mcp_transports import OWN_BYTES, MessageRoom
 from hive.jobs.open_tools import open_tools
+from hive.jobs.order import JobOrder
 from hive.jobs.running import Tool, ToolFailed, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.dialogue import DialogueFailed
@@ -29,11 +30,9 @@ MCP = (str(HERE / "mcp_server.py"),)
 TIME = ("-m", "mcp_server_time")
 
 
-class Order:
+def order_with(*tools: dict[str, Any]) -> JobOrder:
     """An order with these tools."""
-
-    def __init__(self, *tools: dict[str, Any]) -> None:
-        self.tools = tools
+    return JobOrder(name="t", model="m", prompt="p", tools=list(tools))
 
 
 def server(*words: str, **more: Any) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class Opened:
 async def opened(*entries: dict[str, Any], open_s: float = 30) -> AsyncIterator[Opened]:
     """In the end nothing runs."""
     programs = LocalPrograms()
-    tools, close = await open_tools(Order(*entries), programs.access(), open_s=open_s)
+    tools, close = await open_tools(order_with(*entries), programs.access(), open_s=open_s)
     try:
         yield Opened(tools, programs)
     finally:
@@ -78,7 +77,7 @@ async def refused(*entries: dict[str, Any], open_s: float = 30) -> str:
     """Reason why they cannot be opened; nothing is left of the try."""
     programs = LocalPrograms()
     with pytest.raises(DialogueFailed) as error:
-        await open_tools(Order(*entries), programs.access(), open_s=open_s)
+        await open_tools(order_with(*entries), programs.access(), open_s=open_s)
     assert error.value.reason == "tools_unavailable"
     assert not programs.running
     return str(error.value)
@@ -223,7 +222,7 @@ async def test_a_server_that_does_not_end_by_itself_is_killed() -> None:
 
 async def test_a_job_that_is_cancelled_while_it_opens_leaves_nothing() -> None:
     programs = LocalPrograms()
-    opening = asyncio.create_task(open_tools(Order(rude("hang-open")), programs.access()))
+    opening = asyncio.create_task(open_tools(order_with(rude("hang-open")), programs.access()))
     await until(lambda: programs.running)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
