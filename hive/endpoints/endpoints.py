@@ -36,6 +36,8 @@ class Meter(StrEnum):
     OLLAMA = "ollama"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    RUNNER = "runner"
+    """A runner tells it in the head of its answer (hive.metering.runner_answers)."""
 
 
 class Keeps(StrEnum):

@@ -28,8 +28,8 @@ def _columns(open_: str, secret: str = "") -> Columns:
 
 
 _SUMS = _columns(
-    "scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far audio_ms images"
-    " pixel_steps"
+    "scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far audio_ms"
+    " images pixel_steps"
 )
 
 TABLES: Mapping[str, Columns] = {
