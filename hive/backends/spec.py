@@ -13,7 +13,7 @@ import msgspec
 from hive.backends.command_line import Launch, Order
 from hive.backends.conversation import Answers, AskedServer, Conversation, constant
 from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
-from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo, UsageUnit
+from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import Over
 from hive.settings.table import InferenceSection
@@ -154,8 +154,11 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     why_far: Callable[[ModelInfo], str] | None = None
     """Reason that requests for a model leave the box, a clause; empty if they stay. None: it answers all by itself."""
 
-    unit: UsageUnit = UsageUnit.TOKENS
-    """What it works on is counted in this unit; other than tokens, its answers tell it in `x-hive-cost`."""
+    category: str = ""
+    """Of the models that it has, as `[model]` and `Endpoint` have it: `audio`, `image`; empty for those of text."""
+    stops_late: bool = False
+    """True if a request that is given up keeps its place until the server closes its connection: what it runs stops
+    between two windows of sound, or two steps, only. It is told by a half-close."""
     is_remote: bool = False
     """An operator names its address. Whose it is nobody here knows: it may ask for a key, and for money."""
     is_canned: bool = False
