@@ -129,7 +129,9 @@ class Asked(msgspec.Struct, frozen=True):
     `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `served`: the model
     that answers instead of the one named; `sent`: the name that went upstream for it, if it is another than the
     client's. `loading`: the model is to be loaded or unloaded, so that nothing goes
-    upstream. `several`: more than one answer is asked for, to one prompt or to several.
+    upstream. `several`: more than one answer is asked for, to one prompt or to several. `work`: of audio the bytes of
+    its file, of images the pixels of all steps that are asked for (width x height x steps x images); 0 for text.
+    `images`: so many are asked for.
     """
 
     model: str
@@ -147,6 +149,8 @@ class Asked(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
     loading: str = ""
     several: bool = False
+    work: float = 0.0
+    images: int = 0
 
     @property
     def answering(self) -> str:

@@ -19,7 +19,7 @@ from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, CacheMode, Caller, Dialect, UsageEvent
 from hive.endpoints import endpoints
-from hive.endpoints.endpoints import Endpoint
+from hive.endpoints.endpoints import Endpoint, Meter
 from hive.endpoints.lists import OwnAnswer
 from hive.errors import (
     AgentAsleep,
@@ -31,9 +31,9 @@ from hive.errors import (
     StreamIncomplete,
     Unauthorized,
 )
-from hive.metering.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
 from hive.pool.ladder import StepCause
-from hive.proxy import background_answers, kept_answers, own_answers
+from hive.proxy import background_answers, kept_answers, own_answers, runner_work
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
@@ -79,7 +79,7 @@ from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection, is_untaken
 
-_GO, _FULL, _ANTHROPIC = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC
+_GO, _FULL, _ANTHROPIC, _RUNNER = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC, Meter.RUNNER
 """By names of their own, see `hive.queue.gate`."""
 MIB = 1024 * 1024
 KEPT_BODY_MAX = MIB
@@ -672,6 +672,9 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
+        endpoint, prices = prepared.decided.endpoint, self._path.settings.budget.prices
+        if endpoint.meter is _RUNNER:  # budgets have prices of their own, that no server's speed changes
+            tokens = runner_work.budget_tokens(prices, runner_work.expected_work(endpoint, self.asked, slot.line))
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -681,8 +684,11 @@ class Exchange:
         return True
 
     def _expected(self, prepared: Prepared) -> float:
-        """Tokens that it will probably cost."""
-        asked = self.asked
+        """Tokens that it will probably cost, or that its work counts as in the line of its server."""
+        asked, endpoint = self.asked, prepared.decided.endpoint
+        if endpoint.meter is _RUNNER:
+            line = self._slot.line
+            return line.tokens_of(runner_work.expected_work(endpoint, asked, line).in_line or 0.0)
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
 
     def _is_far(self, slot: Slot) -> bool:
@@ -1107,7 +1113,10 @@ class Exchange:
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
+        if endpoint.meter is _RUNNER:
+            cost = self._cost_of_work(prepared, now, cut=cut)
+        else:
+            cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self.begun_at if self._first_at is not None else None
         path.metrics.ended(
             endpoint.name,
@@ -1144,6 +1153,7 @@ class Exchange:
                 tokens_in=cost.tokens_in,
                 tokens_out=cost.tokens_out,
                 cached_tokens=cost.cached,
+                unit=cost.unit,
                 estimated=cost.estimated,
                 cut=cut,
                 queue_ms=int((self.sent_at - self.queued_at) * 1e6) / 1e3,  # `round` costs three times as much
@@ -1155,12 +1165,33 @@ class Exchange:
                 asked="" if asked is None else asked.model,
                 rung=self.rung,
                 far=self._has_left,
+                amount=cost.amount,
+                work=cost.work,
             ),
             then,
         )
         if hold is not None:
-            hold.spend(number, int(cost.total or 0), ended_at)
+            is_runners = endpoint.meter is _RUNNER
+            prices = path.settings.budget.prices
+            tokens = runner_work.budget_tokens(prices, cost) if is_runners else int(cost.total or 0)
+            hold.spend(number, tokens, ended_at)
         return True
+
+    def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
+        """The cost at a runner; what it told is learnt of."""
+        answer, asked, line, endpoint = self._answer, self.asked, self._slot.line, prepared.decided.endpoint
+        if self._cost is NOTHING or not self.is_sent:
+            return NOTHING
+        told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
+        expected = runner_work.expected_work(endpoint, asked, line)
+        at_server_s = now - self.sent_at
+        cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
+        work = runner_work.in_line(cost)
+        if asked is not None and work and not cost.estimated:
+            line.guess.learn(asked.work, work)
+        if cost.amount:
+            self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
+        return cost
 
     # every exit ---------------------------------------------------------------------------------------------------
 
@@ -1270,10 +1301,15 @@ class Exchange:
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
+        work = None
+        if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
+            done = runner_work.in_line(self._cost)
+            cost = None if done is None else line.tokens_of(done)
+            work = None if self._cost.estimated else done
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)
-        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
+        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost, work=work)):
             self._path.registry.give_turns(turns)
         slot = self._slot
         if slot.gate.is_cold:
