@@ -302,6 +302,19 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 256 * 1024 * 1024
+    upload_max_mb: Annotated[
+        int, _s("Largest request with a file, which is on the disk meanwhile.", runtime=True, unit="MiB", ge=1, le=4096)
+    ] = 25
+    upload_disk_mb: Annotated[
+        int,
+        _s(
+            "All uploaded files together, an agent's an eighth of it, a tenant's half; beyond it 503. One file each "
+            "agent may always have.",
+            runtime=True,
+            unit="MiB",
+            ge=1,
+        ),
+    ] = 512
     head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
     body_idle_s: Annotated[
         float,
