@@ -23,15 +23,28 @@ class TenantView(msgspec.Struct, frozen=True):
     load_s: float = 0.0
 
 
+class WorkView(msgspec.Struct, frozen=True):
+    """The work that one server does in a second: of `unit` so much. `model`: empty for the active backend;
+    `is_measured`: it was seen to, else it is taken for granted."""
+
+    model: str
+    unit: str
+    per_s: float
+    is_measured: bool
+
+
 class QueueView(msgspec.Struct, frozen=True):
     """The queue at one moment. `places`: None for no limit, `slots` in JSON; `drain_per_s`: places given back per
-    second while requests waited, None if none has waited yet."""
+    second while requests waited, None if none has waited yet. `tokens_per_gpu_s`: tokens that a second of a server's
+    work counts as where that is no tokens; `work`: what each server does in a second."""
 
     running: int
     waiting: int
     places: int | None = msgspec.field(name="slots")
     drain_per_s: float | None
     tenants: list[TenantView]
+    tokens_per_gpu_s: float = 0.0
+    work: list[WorkView] = []
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
