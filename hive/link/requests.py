@@ -51,10 +51,10 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """One request that has begun and not ended. `agent`, `name`: as `AgentRow` has them.
 
     `state`: `parked` (its agent wakes), `uploading`, `reading`, `queued`, `connecting`, `waiting` (for the backend's
-    first byte), `answering`, `streaming`. `endpoint` and `model` are empty where that is not known yet. `age_ms`: since
-    its first byte; `queue_ms`: of that in line for a turn, None where it did not get so far. `slot`: of the pool, for
-    which it is queued or where it is, empty for the active backend; `for_load`: it is queued because its model is not
-    loaded.
+    first byte), `answering`, `streaming`, `cancelling` (it was given up, its server has not stopped yet). `endpoint`
+    and `model` are empty where that is not known yet. `age_ms`: since its first byte; `queue_ms`: of that in line for a
+    turn, None where it did not get so far. `slot`: of the pool, for which it is queued or where it is, empty for the
+    active backend; `for_load`: it is queued because its model is not loaded.
     """
 
     id: str
