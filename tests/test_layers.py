@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     ),
     "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
+    "runner": set(),  # programs of other environments: the standard library, their engine and each other
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
     "endpoints": LEAVES | {"wire", "dialects", "models", "backends.kinds"},
@@ -239,6 +240,8 @@ def test_every_room_is_in_the_table() -> None:
         ("backends.recognise", "wire.http1", False, False),
         ("backends.recognise", "host.access", False, True),
         ("backends.vllm", "host.access", False, False),
+        ("runner.whisper", "runner.faults.EngineFault", False, True),
+        ("runner.whisper", "errors", False, False),
         ("proxy.datapath", "backends.kinds.spec_of", False, True),
         ("proxy.datapath", "backends.ask.get", True, False),
         ("demo.server", "store.live", False, False),
