@@ -14,6 +14,7 @@ import msgspec
 from hive.budgets import BudgetKind, TokenLimits, UnitPrices
 from hive.domain import Tier
 from hive.settings.adapters import AdaptersSection
+from hive.settings.images import ImagesSection
 from hive.settings.jobs import JobsSection
 from hive.settings.lease import LeaseSection
 from hive.settings.meta import setting_meta as _s
@@ -727,6 +728,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     governance: GovernanceSection = GovernanceSection()
     registry: RegistrySection = RegistrySection()
     adapters: AdaptersSection = AdaptersSection()
+    images: ImagesSection = ImagesSection()
     tenants: dict[str, TenantRow] = {}
     models: dict[str, ModelRow] = {}
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
@@ -756,6 +758,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "governance": GovernanceSection,
     "registry": RegistrySection,
     "adapters": AdaptersSection,
+    "images": ImagesSection,
 }
 
 
