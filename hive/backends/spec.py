@@ -154,6 +154,11 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     why_far: Callable[[ModelInfo], str] | None = None
     """Reason that requests for a model leave the box, a clause; empty if they stay. None: it answers all by itself."""
 
+    category: str = ""
+    """Of the models that it has, as `[model]` and `Endpoint` have it: `audio`, `image`; empty for those of text."""
+    stops_late: bool = False
+    """True if a request that is given up keeps its place until the server closes its connection: what it runs stops
+    between two windows of sound, or two steps, only. It is told by a half-close."""
     is_remote: bool = False
     """An operator names its address. Whose it is nobody here knows: it may ask for a key, and for money."""
     is_canned: bool = False

@@ -54,6 +54,9 @@ _REASONS: dict[str, str] = {
     **dict.fromkeys(("message_delimiters", "parse_tool_calls"), _BELIEVED),
     "texts": "an answer in that form does not say what it cost; send the texts as `documents`",
     "mcp_servers": "the model's server would call it; nothing is fetched from here",
+    **dict.fromkeys(("url", "file_url"), "nothing is fetched from here; send the file itself as `file`"),
+    "include": "no model here tells how probable each token was",
+    **dict.fromkeys(("known_speaker_names", "known_speaker_references"), "no model here tells who speaks"),
     "thread": "no conversation is kept here; send all of its messages",
     "svg": "a picture is made of pixels here",
 }

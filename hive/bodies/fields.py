@@ -417,6 +417,30 @@ return_token_strs = allow
 [fields /detokenize]
 tokens = max_bytes 1048576
 
+[fields /v1/audio/transcriptions /v1/audio/translations]
+# A model reads about 224 tokens of it.
+prompt = max_bytes 8192
+response_format = max_bytes 64
+temperature = clamp 0..1
+# Nothing is fetched from here.
+url = refuse
+file_url = refuse
+
+[fields /v1/audio/transcriptions]
+language = max_bytes 64
+timestamp_granularities = max_bytes 256
+# Clients that know OpenAI's larger models set these by habit.
+chunking_strategy = drop
+keywords = drop
+languages = drop
+# No model here tells who speaks, nor how probable each token was.
+include = refuse
+known_speaker_names = refuse
+known_speaker_references = refuse
+
+[fields /v1/images/generations]
+prompt = max_bytes 32768
+
 [fields /v1/messages /v1/messages/count_tokens]
 messages = local_media
 system = local_media

@@ -50,6 +50,8 @@ TARGETS = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/images/generations",
 )
 """Endpoints with fields in their bodies."""
