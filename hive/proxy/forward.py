@@ -66,8 +66,11 @@ from hive.proxy.refusals import (
 )
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue
 from hive.proxy.slot import Slot
+from hive.proxy.stopping import STATE as CANCELLING
+from hive.proxy.stopping import Stopping
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
+from hive.proxy.upload import FormUpload
 from hive.queue.body_budget import HeldBody
 from hive.queue.budgets import BudgetHold
 from hive.queue.gate import Gate
@@ -137,6 +140,7 @@ class Exchange:
         "_slot",
         "_storage",
         "_told_model",
+        "_upload",
         "_upstream",
         "asked",
         "begun_at",
@@ -144,6 +148,7 @@ class Exchange:
         "entry",
         "generation",
         "is_sent",
+        "is_stopping",
         "left",
         "parked",
         "prepared",
@@ -160,7 +165,7 @@ class Exchange:
         self.queued_at = self.sent_at = 0.0
         self._first_at: float | None = None
         self.deadline = self._limit_at = self._beat_at = self._ends_at = self._budget_at = NEVER
-        self.parked = self.left = self._blocked = self.is_sent = False
+        self.parked = self.left = self._blocked = self.is_sent = self.is_stopping = False
         self._hold: BudgetHold | None = None
         """Its expected cost, as it counts against budgets."""
         self._has_left = False
@@ -199,6 +204,8 @@ class Exchange:
         self._relayed: StreamAnswer | None = None
         """The answer that has begun with events of a response made in the background."""
         self._cost = UNKNOWN
+        self._upload: FormUpload | None = None
+        """Its form with a file, of an endpoint that takes one."""
         self._place: SlotPlace | None = None
         """Its slot of a llama-server, where Hive names that."""
         self._climb: Climb | None = None
@@ -216,6 +223,8 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
+        if self.is_stopping:
+            return CANCELLING
         if self._relayed is not None:
             return "streaming"
         if not self.queued_at:
@@ -278,6 +287,8 @@ class Exchange:
             try:
                 self.prepared = prepared = self._prepare(request)
                 self._3_not_too_often(prepared)
+                if prepared.decided.endpoint.form:
+                    self._4_begin_form(prepared)
             except HiveError as error:
                 self._refusal = error
         if self._refusal is not None and not answered_later(request):
@@ -330,9 +341,11 @@ class Exchange:
         """Whether it is not to leave the box, by its own word."""
         return is_local_only(request)
 
-    def on_request(self, request: Request) -> None:  # noqa: ARG002
+    def on_request(self, request: Request) -> None:
         self._held.is_in(self)
         prepared = self.prepared
+        if self._upload is not None and self._refusal is None:
+            self._4_end_form(self._upload, request)
         if self._refusal is not None:
             self.refuse(self._refusal)
         elif prepared is not None and prepared.decided.endpoint.body:
@@ -433,14 +446,34 @@ class Exchange:
 
     def on_body(self, size: int) -> None:
         request = self._request
-        if self._refusal is None and request is not None:
+        if self._refusal is not None or request is None:
+            return
+        if self._upload is None:
             self._4_not_too_much(request, size)
+        else:
+            self._upload.take_in(self)
 
     def _4_not_too_much(self, request: Request, size: int) -> None:
         """Takes room for `size` bytes of it from the body budget."""
         upload = self if request.body_bytes != request.content_length else None
         if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
+
+    def _4_begin_form(self, prepared: Prepared) -> None:
+        """Its body is a form with a file, which goes to the disk as it comes. Raises WrongMediaType, BadRequest,
+        Saturated."""
+        entry, target = prepared.entry, prepared.decided.endpoint.name
+        self._upload = FormUpload(self._path.uploads, entry.uploads, target, prepared.request)
+
+    def _4_end_form(self, upload: FormUpload, request: Request) -> None:
+        """From here on its text fields are its body."""
+        try:
+            text = upload.end(self)
+            self._4_not_too_much(request, len(text))
+        except HiveError as error:
+            self._refusal = error
+        else:
+            request.body = [text]
 
     def on_body_displaced(self) -> None:
         """Ends with a refusal while its body is coming in, as its room went to another agent."""
@@ -941,6 +974,9 @@ class Exchange:
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
         line = way.line(line) if way.prefix else line
+        if self._upload is not None and asked is not None:
+            connection.send_file(self._upload.body(line, way, b"".join(asked.upstream)), self, reused=reused)
+            return
         if asked is None:
             connection.send(way.bare % line, self, reused=reused)
             return
@@ -1033,6 +1069,9 @@ class Exchange:
             answer.relay(data)
         except HiveError as error:
             self.refuse(error)
+        else:
+            if self._upload is not None and answer.begun and self._upstream is not None and self._upstream.is_sent:
+                self._upload.close(self)  # no other server will be asked
 
     def _end(self, answer: Answer, data: bytes, now: float) -> None:
         """The last bytes: metered first, then written."""
@@ -1249,13 +1288,15 @@ class Exchange:
         self.prepared = self._answer = None
         path.deadlines.discard(self)
         if self._upstream is not None:
-            self._upstream.cancel()
+            self._stop(self._upstream, prepared)
             self._upstream = None
+        if self._upload is not None:
+            self._upload.close(self)
         self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._line is not None and prepared is not None:
+        if self._line is not None and prepared is not None and not self.is_stopping:
             self._leave_line(prepared, now, self._cost.total)
         if self._hold is not None:
             self._hold.release()
@@ -1266,6 +1307,21 @@ class Exchange:
             gate.unpark(self)
             gate.end(now)
             path.on_activity(gate.agent)
+
+    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> None:
+        """Gives the answer up. At a server that stops late it keeps its place until that has stopped."""
+        if self._line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
+            connection.cancel()
+            return
+        self.is_stopping = True
+        path, stopping = self._path, self._path.registry.stopping
+
+        def leave(one: Stopping, now: float) -> None:
+            del stopping[one]
+            self._leave_line(prepared, now, self._cost.total)
+
+        within_s = path.settings.proxy.between_bytes_s
+        stopping[Stopping(self, prepared, connection, path.deadlines, leave, within_s=within_s)] = None
 
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""

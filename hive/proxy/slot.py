@@ -13,8 +13,16 @@ from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
 from hive.domain import BackendInfo, BackendKind, Band, CacheMode, ModelInfo, origin_of
-from hive.endpoints.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
-from hive.errors import DependencyDown, HiveError, NotSupported
+from hive.endpoints.endpoints import (
+    COUNT,
+    ENDPOINTS,
+    Endpoint,
+    answered_by_hive,
+    asked_as,
+    offering_kinds,
+    translated,
+)
+from hive.errors import BadRequest, DependencyDown, HiveError, NotSupported
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of, access_of_model, context
 from hive.metering.metering import asks_usage
 from hive.models.cache_epochs import SHARED, FlushedBy
@@ -35,6 +43,8 @@ from hive.wire.upstream import Pool, UpstreamWay, forms
 log = logging.getLogger("hive.proxy")
 
 NO_WAY = UpstreamWay("")
+WORDS = {"": "text", "audio": "sound", "image": "pictures"}
+"""What models of a category are for, in words."""
 
 
 class GivesWay(Protocol):
@@ -155,6 +165,11 @@ class Slot:
     def takes_slot(self, target: str) -> bool:
         """Whether a request to it at this path may name its slot."""
         return self.backend is not None and target in spec_of(self.backend.kind).requests.takes_slot
+
+    @property
+    def stops_late(self) -> bool:
+        """Whether a request that is given up keeps its place until its server has stopped."""
+        return self.backend is not None and spec_of(self.backend.kind).stops_late
 
     def keeps(self, wishes: Wishes) -> bool:
         """Whether its server is to keep the prompt of a request with these wishes, and to use what it kept."""
@@ -285,6 +300,16 @@ class Slot:
         says = f": {why}" if why else ""
         raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{says}", hint=hint)
 
+    def check_takes(self, endpoint: Endpoint) -> None:
+        """Raises BadRequest where its models are of another category than those asked at this endpoint: not a fault of
+        the server's, but the wrong model. Nothing is known of an empty slot, nor of one that is switched."""
+        backend, is_switched = self.backend, self.gate.is_closed and not self.gate.is_cold
+        if backend is None or is_switched or endpoint.keeps or endpoint.can_be_hives:
+            return
+        category = spec_of(backend.kind).category
+        if category != endpoint.category:
+            raise wrong_category(self.model if self.name else "the model", category, endpoint)
+
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """The row by which it is asked. It is another than the client's also if only that keeps the prompts of tenants
         apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before; and if
@@ -332,6 +357,23 @@ class Slot:
             grammar=grammar_limits(self._settings, backend.kind),
             model=self.at_server,
         )
+
+
+def wrong_category(model: str, category: str, endpoint: Endpoint) -> BadRequest:
+    """400: the model of this category is asked where those of another one are.
+
+    >>> from hive.endpoints.endpoints import find
+    >>> wrong_category("gpt", "", find(b"POST", b"/v1/audio/transcriptions")).message
+    '/v1/audio/transcriptions takes models for sound, and gpt is one for text'
+    >>> wrong_category("tiny", "audio", find(b"POST", b"/api/chat")).hint
+    'models for sound are asked at /v1/audio/transcriptions or /v1/audio/translations'
+    """
+    what, wanted = WORDS[category], WORDS[endpoint.category]
+    paths = " or ".join(row.name for row in ENDPOINTS if row.category == category and row.category)
+    return BadRequest(
+        f"{endpoint.name} takes models for {wanted}, and {model} is one for {what}",
+        hint=f"models for {what} are asked at {paths or '/v1/chat/completions'}",
+    )
 
 
 def _passed_over(backend: BackendInfo, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:

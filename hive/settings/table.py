@@ -196,6 +196,14 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "/var/lib/hive/models/default.gguf"
     llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
+    whisper_program: Annotated[
+        str,
+        _s(
+            "The hive-runner for Whisper, in an environment of its own (pip install 'hive[whisper]').",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/opt/hive-whisper/bin/hive-runner"
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384
     )
@@ -293,6 +301,9 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     body_max_bytes: Annotated[int, _s("Largest request body, decoded.", runtime=True, unit="bytes", ge=1)] = (
         16 * 1024 * 1024
     )
+    audio_max_s: Annotated[
+        float, _s("Longest sound that a model of the pool hears in one request; longer is 413.", unit="s", gt=0)
+    ] = 7200
     body_budget_bytes: Annotated[
         int,
         _s(
@@ -303,6 +314,19 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 256 * 1024 * 1024
+    upload_max_mb: Annotated[
+        int, _s("Largest request with a file, which is on the disk meanwhile.", runtime=True, unit="MiB", ge=1, le=4096)
+    ] = 25
+    upload_disk_mb: Annotated[
+        int,
+        _s(
+            "All uploaded files together, an agent's an eighth of it, a tenant's half; beyond it 503. One file each "
+            "agent may always have.",
+            runtime=True,
+            unit="MiB",
+            ge=1,
+        ),
+    ] = 512
     head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
     body_idle_s: Annotated[
         float,

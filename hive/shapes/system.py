@@ -437,7 +437,8 @@ class TenantQueue(TypedDict):
 
 class RequestView(TypedDict):
     """One request to the model. `state`: `ended`, or where it is: `parked` (its agent wakes), `uploading`, `reading`,
-    `queued`, `connecting`, `waiting` (for the first byte), `answering`, `streaming`. Null is unknown, or not yet known.
+    `queued`, `connecting`, `waiting` (for the first byte), `answering`, `streaming`, `cancelling` (given up, and its
+    server has not stopped yet). Null is unknown, or not yet known.
 
     Times in milliseconds: `duration_ms` since its first byte, `queue_ms` of that in line for a turn, `ttft_ms` until
     the answer's first byte. `name` is null where the agent was removed. `cut`: its client did not get a whole answer.
