@@ -438,9 +438,6 @@ include = refuse
 known_speaker_names = refuse
 known_speaker_references = refuse
 
-[fields /v1/images/generations]
-prompt = max_bytes 32768
-
 [fields /v1/messages /v1/messages/count_tokens]
 messages = local_media
 system = local_media
