@@ -32,6 +32,7 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
+from hive.metering.runner_answers import ToldWork
 from hive.pool.ladder import StepCause
 from hive.proxy import background_answers, kept_answers, own_answers, runner_work
 from hive.proxy.answer import NO_REUSE, Answer
@@ -705,9 +706,11 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
-        endpoint, prices = prepared.decided.endpoint, self._path.settings.budget.prices
-        if endpoint.meter is _RUNNER:  # budgets have prices of their own, that no server's speed changes
-            tokens = runner_work.budget_tokens(prices, runner_work.expected_work(endpoint, self.asked, slot.line))
+        if (
+            prepared.decided.endpoint.meter is _RUNNER
+        ):  # budgets have prices of their own, that no server's speed changes
+            prices = self._path.settings.budget.prices
+            tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -718,11 +721,14 @@ class Exchange:
 
     def _expected(self, prepared: Prepared) -> float:
         """Tokens that it will probably cost, or that its work counts as in the line of its server."""
-        asked, endpoint = self.asked, prepared.decided.endpoint
-        if endpoint.meter is _RUNNER:
-            line = self._slot.line
-            return line.tokens_of(runner_work.expected_work(endpoint, asked, line).in_line or 0.0)
+        asked = self.asked
+        if prepared.decided.endpoint.meter is _RUNNER:
+            return self._slot.line.tokens_of(self._expected_work(prepared).in_line or 0.0)
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
+
+    def _expected_work(self, prepared: Prepared) -> ToldWork:
+        file_bytes = 0 if self._upload is None else self._upload.size
+        return runner_work.expected_work(prepared.decided.endpoint, self.asked, file_bytes, self._slot.line)
 
     def _is_far(self, slot: Slot) -> bool:
         """Whether it leaves the box if it goes to this slot."""
@@ -1218,16 +1224,16 @@ class Exchange:
 
     def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
         """The cost at a runner; what it told is learnt of."""
-        answer, asked, line, endpoint = self._answer, self.asked, self._slot.line, prepared.decided.endpoint
+        answer, line = self._answer, self._slot.line
         if self._cost is NOTHING or not self.is_sent:
             return NOTHING
         told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
-        expected = runner_work.expected_work(endpoint, asked, line)
+        expected = self._expected_work(prepared)
         at_server_s = now - self.sent_at
         cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
         work = runner_work.in_line(cost)
-        if asked is not None and work and not cost.estimated:
-            line.guess.learn(asked.work, work)
+        if work and not cost.estimated:
+            line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
         if cost.amount:
             self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
         return cost

@@ -11,13 +11,17 @@ from hive.metering.runner_answers import ToldWork, cost_of_work, through
 from hive.proxy.registry import Queue
 
 
-def expected_work(endpoint: Endpoint, asked: Asked | None, line: Queue) -> ToldWork:
+def size_of(asked: Asked | None, file_bytes: int) -> float:
+    """The size by which the work is guessed: bytes of a file, or pixels of all the steps that are asked for."""
+    return float(file_bytes) or (0.0 if asked is None else asked.pixel_steps)
+
+
+def expected_work(endpoint: Endpoint, asked: Asked | None, file_bytes: int, line: Queue) -> ToldWork:
     """The work that a request will probably be, by the size of its file or of the images that it asks for."""
-    unit = UNIT_OF_CATEGORY[endpoint.category]
-    if asked is None:
-        return ToldWork(unit, 0.0)
-    work = line.guess.of(asked.work)
-    return ToldWork(unit, float(asked.images), work) if unit is UsageUnit.IMAGES else ToldWork(unit, work)
+    unit, work = UNIT_OF_CATEGORY[endpoint.category], line.guess.of(size_of(asked, file_bytes))
+    if unit is not UsageUnit.IMAGES:
+        return ToldWork(unit, work)
+    return ToldWork(unit, 1.0 if asked is None else float(asked.images), work)
 
 
 def cost_of_answer(
