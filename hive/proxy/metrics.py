@@ -221,7 +221,7 @@ class Metrics:
 
     def worked(self, tenant: str, unit: str, amount: float, pixel_steps: float = 0.0) -> None:
         """An ended request has cost so much of a unit that is not tokens."""
-        if tenant not in self._tenants:
+        if tenant not in self._tenants and len(self._tenants) >= TENANTS_MAX:
             tenant = OTHER
         self._work[unit, tenant] = self._work.get((unit, tenant), 0.0) + amount
         if pixel_steps:
