@@ -89,9 +89,7 @@ class Program:
         self.device_map = {name: self._devices[device] for name, device in where.items()}
         dtype = self._chosen_dtype()
         loaded = {name: self._load_part(name, kind_, dtype) for name, (kind_, _) in parts.items()}
-        pipeline = kind.from_pretrained(
-            self._path, dtype=dtype, local_files_only=True, use_safetensors=True, **loaded
-        )
+        pipeline = kind.from_pretrained(self._path, dtype=dtype, local_files_only=True, use_safetensors=True, **loaded)
         pipeline.set_progress_bar_config(disable=True)
         self._pipeline = pipeline
         self._learn(kind)
