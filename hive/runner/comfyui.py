@@ -7,7 +7,6 @@ prompts and its nodes run code. What is loaded there is given up when this runne
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import http.client
 import json
@@ -18,7 +17,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from hive.runner.comfy_dialogue import (
@@ -37,6 +36,7 @@ from hive.runner.comfy_dialogue import (
 )
 from hive.runner.faults import EngineFault
 from hive.runner.http_server import CallRoute, EngineCall, said
+from hive.runner.image_calls import ImageOrder, read_order, told_image, told_images
 from hive.runner.pictures import size_of, without_texts
 from hive.runner.workflow import PREFIX, PlannedRun, Workflow, WorkflowFault, planned, read_workflow
 
@@ -190,6 +190,14 @@ class WorkflowDirectory:
             return dict(self._found)
 
 
+class MadePicture(NamedTuple):
+    """One picture of an answer. `seed`: that it was asked with, 0 where the workflow takes none."""
+
+    data: bytes
+    size: tuple[int, int]
+    seed: int
+
+
 class Program:
     """One ComfyUI with its workflows, as an EngineProgram."""
 
@@ -282,20 +290,26 @@ class Program:
         """Answers /v1/images/generations."""
         body = call.json()
         workflow = self._workflow(body.get("model"))
-        output_format, quality = _form_of(body)
-        runs = planned(workflow, body, secrets.randbelow)
-        pictures, pixel_steps = list[bytes](), 0
+        order = read_order(body, inputs=True)
+        made, pixel_steps = list[MadePicture](), 0
         try:
-            for number, run in enumerate(runs):
-                for picture in self._pictures(call, workflow, run, number, output_format, quality):
-                    pictures.append(picture)
-                    pixel_steps += _pixels(picture, run) * run.steps
+            for number, run in enumerate(planned(workflow, body, secrets.randbelow)):
+                for picture in self._pictures(call, workflow, run, number, order):
+                    made.append(picture)
+                    pixel_steps += picture.size[0] * picture.size[1] * run.steps
         except (EngineFault, ComfyOutOfMemory):
             self._failed += 1
             raise
-        self._made += len(pictures)
-        call.cost = f"images={len(pictures)}; pixel_steps={pixel_steps}"
-        _answer(call, pictures, output_format, is_stream=body.get("stream") is True)
+        self._made += len(made)
+        call.cost = f"images={len(made)}; pixel_steps={pixel_steps}"
+        created = int(time.time())
+        if not order.streams:
+            call.answer_json(told_images(created, order, made[0].size, [(one.data, one.seed) for one in made]))
+            return
+        for image, one in enumerate(made):
+            call.event(told_image(created, order, one.size, image, one.data, one.seed), "image_generation.completed")
+        call.event("[DONE]")
+        call.end_events()
 
     def _workflow(self, name: object) -> Workflow:
         workflows = self._directory.workflows()
@@ -308,16 +322,18 @@ class Program:
         return found
 
     def _pictures(
-        self, call: EngineCall, workflow: Workflow, run: PlannedRun, number: int, output_format: str, quality: int
-    ) -> Iterator[bytes]:
+        self, call: EngineCall, workflow: Workflow, run: PlannedRun, number: int, order: ImageOrder
+    ) -> Iterator[MadePicture]:
         """The pictures of one run, fetched from ComfyUI."""
         base = call.id or str(uuid.uuid4())
         prompt_id = base if not number else f"{base}-{number}"
         with self._working(prompt_id):
             images = self._client.carry_on(dialogue(prompt_id, run.graph, workflow.output), call)
+        seed = run.values.get("seed")
         for image in images:
             call.check_caller()
-            yield self._fetched(image, output_format, quality)
+            data = self._fetched(image, order)
+            yield MadePicture(without_texts(data), size_of(data) or (0, 0), seed if isinstance(seed, int) else 0)
 
     @contextlib.contextmanager
     def _working(self, prompt_id: str) -> Iterator[None]:
@@ -327,40 +343,9 @@ class Program:
         finally:
             self._at_work.discard(prompt_id)
 
-    def _fetched(self, image: MadeImage, output_format: str, quality: int) -> bytes:
-        told = self._client.ask(Ask(image.target(output_format, quality)), within_s=60.0)
+    def _fetched(self, image: MadeImage, order: ImageOrder) -> bytes:
+        told = self._client.ask(Ask(image.target(order.format, max(1, order.quality))), within_s=60.0)
         if not isinstance(told, Said) or told.status != 200 or size_of(told.body) is None:
             why = told.why if isinstance(told, Unsaid) else f"it answers {told.status}"
             raise EngineFault(502, f"the image that ComfyUI made cannot be fetched: {why}", "comfyui_failed")
-        return without_texts(told.body)
-
-
-def _form_of(body: Mapping[str, Any]) -> tuple[str, int]:
-    """Format and quality of the pictures that are asked for. Raises EngineFault: 400."""
-    if body.get("response_format") not in (None, "b64_json"):
-        raise EngineFault(
-            400, "images are answered as b64_json: none is kept here", "bad_request", param="response_format"
-        )
-    output_format = body.get("output_format") or "png"
-    if output_format not in ("png", "webp", "jpeg"):
-        raise EngineFault(400, "output_format: expected png, webp or jpeg", "bad_request", param="output_format")
-    quality = body.get("output_compression")
-    return output_format, quality if isinstance(quality, int) and 1 <= quality <= 100 else 90
-
-
-def _pixels(picture: bytes, run: PlannedRun) -> int:
-    width, height = size_of(picture) or (run.values.get("width", 0), run.values.get("height", 0))
-    return int(width) * int(height)
-
-
-def _answer(call: EngineCall, pictures: list[bytes], output_format: str, *, is_stream: bool) -> None:
-    coded = [base64.b64encode(picture).decode() for picture in pictures]
-    created = int(time.time())
-    if not is_stream:
-        shape = {"created": created, "output_format": output_format, "data": [{"b64_json": one} for one in coded]}
-        call.answer_json(shape)
-        return
-    for one in coded:
-        name = "image_generation.completed"
-        call.event({"type": name, "b64_json": one, "created_at": created, "output_format": output_format}, name)
-    call.end_events()
+        return told.body

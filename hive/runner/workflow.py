@@ -152,9 +152,7 @@ def filled_value(value: Any, values: Mapping[str, Any]) -> Any:
 def read_workflow(name: str, data: bytes) -> Workflow:
     """The workflow that a file `NAME.json` holds. Raises WorkflowFault."""
     if not NAME.fullmatch(name):
-        raise WorkflowFault(
-            f"its name {name[:80]!r} is none for a model: letters, digits, `.`, `_` and `-` are, up to 64"
-        )
+        raise WorkflowFault(f"{name[:80]!r} is no name for a model: up to 64 letters, digits, `.`, `_`, `-`")
     if len(data) > MOST_FILE_BYTES:
         raise WorkflowFault(f"it has {len(data)} bytes, and may have {MOST_FILE_BYTES}")
     found = _object(data)
@@ -399,10 +397,8 @@ def _given(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
         given[name] = value
     for name in given:
         if name not in workflow.inputs:
-            known = ", ".join(workflow.inputs) or "none"
-            raise _bad(
-                name if name in _DIRECT else f"inputs.{name[:60]}", f"{workflow.model} has no such input: {known}"
-            )
+            where, known = name if name in _DIRECT else f"inputs.{name[:60]}", ", ".join(workflow.inputs) or "none"
+            raise _bad(where, f"{workflow.model} has no such input; it has {known}")
     return given
 
 
