@@ -17,7 +17,6 @@ from hive.backends.counters import ReportedLimits, gauge
 from hive.backends.hive_runner import HEALTH, OF_TEXT, loaded, models, places, recognises, version
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import BackendKind, Dialect
-from hive.settings.table import InferenceSection
 
 GENERATIONS = "/v1/images/generations"
 STATE = "/comfyui/state"

@@ -38,7 +38,16 @@ from hive.runner.faults import EngineFault
 from hive.runner.http_server import CallRoute, EngineCall, said
 from hive.runner.image_calls import ImageOrder, read_order, told_image, told_images
 from hive.runner.pictures import size_of, without_texts
-from hive.runner.workflow import PREFIX, PlannedRun, Workflow, WorkflowFault, planned, read_workflow
+from hive.runner.workflow import (
+    MOST_FILE_BYTES,
+    MOST_WORKFLOWS,
+    PREFIX,
+    PlannedRun,
+    Workflow,
+    WorkflowFault,
+    planned,
+    read_workflow,
+)
 
 ANSWER_S = 15.0
 """Longest silence of ComfyUI within one answer; an answer that does not come is asked for again."""
@@ -50,7 +59,6 @@ FREED_S = 1.0
 2 s (hive/worker/child.py)."""
 END_ANSWER_S = 0.3
 MOST_ANSWER_BYTES = 256 << 20
-MOST_WORKFLOWS = 256
 Result = TypeVar("Result")
 
 
@@ -185,7 +193,8 @@ class WorkflowDirectory:
                 self._looks, self._found, self.faults = looks, {}, {}
                 for file in files:
                     try:
-                        made = read_workflow(file.stem, file.read_bytes())
+                        with file.open("rb") as opened:
+                            made = read_workflow(file.stem, opened.read(MOST_FILE_BYTES + 1))
                         self._found[made.model] = made
                     except (WorkflowFault, OSError) as fault:
                         self.faults[file.name] = str(fault)
