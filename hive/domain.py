@@ -143,6 +143,7 @@ class BackendKind(StrEnum):
     LLAMA = "llama"
     DEMO = "demo"
     REMOTE = "remote"
+    WHISPER = "whisper"
 
 
 DEMO_SERVER = "hive-demo"

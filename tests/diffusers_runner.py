@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket as socketlib
 import subprocess
 import tempfile
 import time
@@ -38,11 +39,14 @@ class DiffusersRunner:
         return httpx.Client(transport=transport, base_url="http://runner", timeout=timeout_s, trust_env=False)
 
     def is_up(self) -> bool:
-        try:
-            with self.client() as client:
-                return client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
+        """Asked by hand: httpx leaves a socket open that could not be connected (0.28)."""
+        with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as connection:
+            try:
+                connection.connect(str(self.socket))
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
+                return connection.recv(64).startswith(b"HTTP/1.1 200")
+            except OSError:
+                return False
 
 
 def environment() -> Path | None:

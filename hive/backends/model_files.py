@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
+from hive.backends.ct2_files import check_whisper
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 
 GGUF = ".gguf"
@@ -24,6 +25,8 @@ READ_BY = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 HEADER_MAX_BYTES = 100 * 1024 * 1024
 """Of a safetensors file: what its own library takes (safetensors 0.8). A GGUF file's has some 20 MB at most: its
 vocabulary."""
+WHISPER_WEIGHTS = "model.bin"
+"""CTranslate2's name for them."""
 CONFIG_MAX_BYTES = 16 * 1024 * 1024
 GGUF_VERSIONS = (2, 3)
 """Those that llama.cpp reads."""
@@ -38,10 +41,12 @@ _WHERE = "the file has to be on this box, readable for the daemon (an installed 
 
 
 class Format(StrEnum):
-    """`gguf`: for llama-server (and Ollama, which makes its own of it); `hf`: for vLLM."""
+    """`gguf`: for llama-server (and Ollama, which makes its own of it); `hf`: for vLLM; `whisper`: CTranslate2's, for
+    faster-whisper."""
 
     GGUF = "gguf"
     HF = "hf"
+    WHISPER = "whisper"
 
 
 class GgufHeader(NamedTuple):
@@ -358,6 +363,8 @@ def _directory(path: Path) -> ModelOnDisk:
         if len(ggufs) == 1 or _SHARD.search(ggufs[0]):
             return ModelOnDisk(Format.GGUF, _shards(path / ggufs[0]))
         raise BadRequest(f"{path} holds {len(ggufs)} GGUF files", hint=f"name one: {path / ggufs[0]}")
+    if "config.json" in names and WHISPER_WEIGHTS in names:
+        return _whisper(path, names)
     if "config.json" not in names or not weights:
         lacks = "config.json" if "config.json" not in names else "*.safetensors"
         raise BadRequest(f"{path} is no model: it has no {lacks}")
@@ -372,6 +379,16 @@ def _directory(path: Path) -> ModelOnDisk:
     files = [_checked(path / name, check_safetensors) for name in weights]
     files += [File(name, path / name, (path / name).stat().st_size) for name in taken if name not in weights]
     return ModelOnDisk(Format.HF, tuple(files), tuple(name for name in names if name not in taken))
+
+
+def _whisper(path: Path, names: list[str]) -> ModelOnDisk:
+    taken = [name for name in names if name.endswith((".json", ".txt")) or name == WHISPER_WEIGHTS]
+    if "tokenizer.json" not in names:
+        raise BadRequest(f"{path} is no whole Whisper: it has no tokenizer.json, and no hub is asked for it")
+    _inside(path, taken)
+    weights = _checked(path / WHISPER_WEIGHTS, check_whisper)
+    others = [File(name, path / name, (path / name).stat().st_size) for name in taken if name != WHISPER_WEIGHTS]
+    return ModelOnDisk(Format.WHISPER, (weights, *others), tuple(name for name in names if name not in taken))
 
 
 def _inside(path: Path, names: list[str]) -> None:

@@ -16,6 +16,7 @@ from hive.backends.ollama import owner_of
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import HiveError, NotPermitted
 from hive.pool.estimate import GgufShape
+from hive.settings.pool import CATEGORIES, category_of
 from hive.settings.table import InferenceSection
 
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
@@ -31,9 +32,9 @@ FILE_TYPES = (
 """llama.cpp's number of a quantization, its name (gguf 0.19, LlamaFileType)."""
 _NAMES = {int(number): name for number, name in (pair.split(":") for pair in FILE_TYPES.split())}
 _SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
-_OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm"}
+_OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm", **dict.fromkeys(CATEGORIES, "hive-runner")}
 """Owner of a model in the list of each kind of server, as that says it."""
-_CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision")}
+_CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision"), "audio": ("transcription",)}
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:
         parameters=facts.parameters,
         digest=facts.digest,
         context_length=context or None,
-        capabilities=_CAPABILITIES.get(entry.row.category, ("completion",)),
+        capabilities=_CAPABILITIES.get(category_of(entry.row), ("completion",)),
     )
 
 

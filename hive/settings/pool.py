@@ -69,11 +69,12 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]`: one model of the pool. Requests ask for NAME."""
 
-    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote)$")] = "llama"
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote|whisper)$")] = "llama"
     file: Annotated[
         str,
         _s(
-            "Its GGUF file, its directory for vLLM, or its name at Ollama or a remote server where that is another.",
+            "Its GGUF file, its directory for vLLM or Whisper, or its name at Ollama or a remote server where that is "
+            "another.",
             pattern=r"^(/.*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$",
             expected="an absolute path, or the name of a model at its server",
         ),
@@ -152,6 +153,10 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OLLAMA, REMOTE = "ollama", "remote"
+CATEGORIES = {"whisper": "audio", "diffusers": "image", "comfyui": "image"}
+"""Kinds of server (hive.runner) whose models are all of one category."""
+OF_TEXT = ("context", "parallel", "adapters", "chat_template", "thinking")
+"""Keys of a `[model NAME]` that are of models of text."""
 OF_REMOTE = ("url", "api_key_file", "ca_file")
 OF_SPECULATION = ("role", "speculative", "draft", "speculative_draft_tokens")
 VLLM = "vllm"
@@ -167,6 +172,29 @@ UNTOLD = {
     **dict.fromkeys(OF_SPECULATION, "Ollama does not speculate"),
 }
 """Keys of a `[model NAME]` that an Ollama is not told, and where it has them from."""
+
+
+def category_of(row: ModelRow) -> str:
+    """The category of a described model: its server's, where that has one only.
+
+    >>> category_of(ModelRow()), category_of(ModelRow(backend="whisper"))
+    ('llm', 'audio')
+    """
+    return CATEGORIES.get(row.backend, row.category)
+
+
+def _why_not_of_runner(kind: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    >>> _why_not_of_runner("whisper", {"category": "llm"})
+    ('category', 'every model with backend = whisper is audio: leave it out')
+    >>> _why_not_of_runner("whisper", {"context": 4096})
+    ('context', 'it has no effect with backend = whisper: leave it out')
+    """
+    category = CATEGORIES[kind]
+    if values.get("category", category) != category:
+        return "category", f"every model with backend = {kind} is {category}: leave it out"
+    told = next((key for key in (*OF_TEXT, *OF_SPECULATION) if key in values), "")
+    return (told, f"it has no effect with backend = {kind}: leave it out") if told else ("", "")
 
 
 def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
@@ -189,6 +217,8 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     if values.get("backend") != OLLAMA:
         if not file.startswith("/"):
             return "file", f"expected an absolute path, found {file!r}"
+        if values.get("backend") in CATEGORIES:
+            return _why_not_of_runner(values["backend"], values)
         return _why_not_speculating(values)
     if file.startswith("/") or (not file and "+" in name):
         return "file", f"expected the model's name at Ollama, found {file or name!r}"

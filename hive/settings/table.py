@@ -196,6 +196,14 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "/var/lib/hive/models/default.gguf"
     llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
+    whisper_program: Annotated[
+        str,
+        _s(
+            "The hive-runner for Whisper, in an environment of its own (pip install 'hive[whisper]').",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/opt/hive-whisper/bin/hive-runner"
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384
     )
@@ -293,6 +301,9 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     body_max_bytes: Annotated[int, _s("Largest request body, decoded.", runtime=True, unit="bytes", ge=1)] = (
         16 * 1024 * 1024
     )
+    audio_max_s: Annotated[
+        float, _s("Longest sound that a model of the pool hears in one request; longer is 413.", unit="s", gt=0)
+    ] = 7200
     body_budget_bytes: Annotated[
         int,
         _s(
