@@ -38,7 +38,7 @@ def test_three_kinds_of_server_share_the_room_of_two_and_no_request_fails(tmp_pa
 
         # what it cost, in the unit of each
         def usage() -> dict[str, tuple[int, float, float]]:
-            rows = hive.get("/api/usage?by=model")["models"]
+            rows = hive.get("/api/usage", by="model")["models"]
             return {row["model"]: (row["requests"], row["audio_s"], row["images"]) for row in rows}
 
         until(lambda: sum(one[0] for one in usage().values()) == len(made), within_s=30, what="all is recorded")
