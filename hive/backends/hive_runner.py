@@ -110,6 +110,7 @@ def runner_launch(
     path: str = getattr(order.inference, program_key)
     command = (
         *(path, kind, "--socket", str(order.socket), "--name", order.name),
+        *("--spool", str(order.state)),
         *flags,
     )
     # No hub is asked for anything: its files are here.

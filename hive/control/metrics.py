@@ -43,6 +43,9 @@ TABLE = (
     MetricRow("agents", MetricKind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
     MetricRow("requests", MetricKind.COUNTER, (), "Requests that ended, of all time."),
     MetricRow("tokens", MetricKind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
+    MetricRow(
+        "work", MetricKind.COUNTER, ("unit",), "Their work that is no tokens: `audio_s`, `images`, and `pixel_steps`."
+    ),
     MetricRow("requests_in_flight", MetricKind.GAUGE, (), "Requests of agents that began and have not ended."),
     MetricRow("requests_parked", MetricKind.GAUGE, (), "Requests that wait for their agent to wake."),
     MetricRow("queue_waiting", MetricKind.GAUGE, (), "Requests that wait for their turn at the inference server."),

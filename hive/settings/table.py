@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from hive.budgets import BudgetKind, TokenLimits
+from hive.budgets import BudgetKind, TokenLimits, UnitPrices
 from hive.domain import Tier
 from hive.settings.adapters import AdaptersSection
 from hive.settings.comfyui import ComfyuiSection
@@ -641,6 +641,31 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True):
     tier_high_tokens_per_day: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
     tier_high_tokens_per_month: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
     tier_high_cloud_tokens_per_day: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
+
+    tokens_per_audio_s: Annotated[
+        float,
+        _s(
+            "A second of audio counts as so many tokens in every budget.",
+            runtime=True,
+            unit="tokens",
+            gt=0,
+            le=1e6,
+        ),
+    ] = 10.0
+    tokens_per_megapixel_step: Annotated[
+        float,
+        _s(
+            "A million pixels in one step of an image count as so many tokens in every budget.",
+            runtime=True,
+            unit="tokens",
+            gt=0,
+            le=1e6,
+        ),
+    ] = 40.0
+
+    @property
+    def prices(self) -> UnitPrices:
+        return UnitPrices(self.tokens_per_audio_s, self.tokens_per_megapixel_step)
 
     def of_tier(self, tier: Tier) -> TokenLimits:
         """The limits of each agent of this tier."""
