@@ -33,8 +33,8 @@ SIZE = "64x64"
 
 
 class Wanted(NamedTuple):
-    """One request that was made: when, for what, and what came of it. `bound_s`: printed for it as it came; None where
-    its model was loaded. `wait_s`: in line, as its head tells."""
+    """One request that was made: for what, and what came of it. `bound_s`: printed for it as it came first to a model
+    that was not loaded; None for all others. `wait_s`: in line, as its head tells."""
 
     model: str
     bound_s: float | None
@@ -95,7 +95,7 @@ class Asker:
 
     def _one(self, model: str) -> Wanted:
         told = self._hive.get(f"/api/pool/models/{model}/explain")
-        is_ready, bound_s = told["state"] == "ready", told["bound"]["seconds"]
+        bound_s = told["bound_s"] if told["state"] not in ("ready", "loading") else None
         began = time.perf_counter()
         try:
             fields, fault = {EAR: self._hear, EYE: self._draw, WORD: self._say}[model]()
@@ -103,7 +103,7 @@ class Asker:
             return Wanted(model, None, 0.0, time.perf_counter() - began, f"{type(error).__name__}: {error}")
         wait_s = int(fields["x-queue-wait-ms"]) / 1000
         took_s = time.perf_counter() - began
-        return Wanted(model, None if is_ready else bound_s, wait_s, took_s, fault)
+        return Wanted(model, bound_s, wait_s, took_s, fault)
 
     def _hear(self) -> tuple[Any, str]:
         with self._clip.open("rb") as file:
@@ -141,7 +141,8 @@ def mixed(hive: Stack, agents: Sequence[str], clip: Path, *, each: int) -> list[
 
 
 def beyond_bound(made: Sequence[Wanted]) -> list[Wanted]:
-    """Those that waited longer than was printed for them; whose model was loaded as they came, than for anybody."""
+    """Those that waited longer than was printed for them; those behind others, or for a place alone, longer than was
+    printed for anybody."""
     printed = [one.bound_s for one in made if one.bound_s is not None]
     most = max(printed, default=0.0)
     return [one for one in made if one.wait_s > (one.bound_s if one.bound_s is not None else most)]
