@@ -27,8 +27,6 @@ MOST_NAME = 200
 """Characters of a field's name."""
 MOST_TEXT = 64 * 1024
 """Bytes of all text fields together."""
-MOST_BEFORE = 1024
-"""Bytes before the first part; no client sends any."""
 _HINT = "send it as a form: curl -F model=NAME -F file=@speech.wav …, or client.audio.transcriptions.create(…)"
 
 
@@ -66,7 +64,18 @@ class FormReader:
     ([('model', b'tiny')], b'RIFF')
     """
 
-    __slots__ = ("_fed", "_has_file", "_is_file", "_name", "_parser", "_text", "_text_bytes", "_write", "fields")
+    __slots__ = (
+        "_begins",
+        "_has_file",
+        "_head",
+        "_is_file",
+        "_name",
+        "_parser",
+        "_text",
+        "_text_bytes",
+        "_write",
+        "fields",
+    )
 
     def __init__(self, boundary: bytes, write: Callable[[bytes], None]) -> None:
         self._parser = PushMultipartParser(
@@ -75,6 +84,9 @@ class FormReader:
             max_header_count=MOST_HEADERS,
             max_segment_count=MOST_PARTS,
         )
+        self._begins = b"--" + boundary
+        self._head: bytes | None = b""
+        """Its first bytes, until they are as many as its beginning has."""
         self._write = write
         self.fields: list[tuple[str, bytes]] = []
         """The text fields, in the order in which they came."""
@@ -82,14 +94,20 @@ class FormReader:
         """Of the part that is coming in; None between two of them."""
         self._is_file = self._has_file = False
         self._text: list[bytes] = []
-        self._text_bytes = self._fed = 0
+        self._text_bytes = 0
 
     def __repr__(self) -> str:
         return f"<FormReader {len(self.fields)} fields, {'a' if self._has_file else 'no'} file>"
 
     def feed(self, data: bytes) -> None:
         """Reads on. Raises BadRequest, TooLarge, and what `write` raises."""
-        self._fed += len(data)
+        if self._head is not None:
+            data = self._head + data
+            self._head = data if len(data) < len(self._begins) else None
+            if not data.startswith(self._begins[: len(data)]):  # RFC 2046 lets a text come first; no client sends one
+                raise BadRequest("the form does not begin with the boundary that its Content-Type names")
+            if self._head is not None:
+                return
         try:
             for event in self._parser.parse(data):
                 if isinstance(event, MultipartSegment):
@@ -102,13 +120,13 @@ class FormReader:
             raise TooLarge(f"the form has too much in it: {error}") from None
         except MultipartError as error:
             raise BadRequest(f"the form cannot be read: {error}") from None
-        if self._fed > MOST_BEFORE and self._name is None and not self.fields and not self._has_file:
-            raise BadRequest("the form does not begin with the boundary that its Content-Type names")
 
     def _begin(self, part: MultipartSegment) -> None:
         name = self._name = part.name or ""
         if not name or len(name) > MOST_NAME:
             raise BadRequest(f"a part of the form has no name, or one of more than {MOST_NAME} characters")
+        if any("\n" in value or "\r" in value for _, value in part.headerlist):
+            raise BadRequest(f'"{shown(name)}" has a line end within a header')
         if part.content_type is not None and part.content_type.startswith("multipart/"):
             raise BadRequest(f'"{shown(name)}" is a form within the form')
         if part.header("Content-Transfer-Encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
