@@ -322,6 +322,10 @@ class UsageUnit(StrEnum):
     IMAGES = "images"
 
 
+UNIT_OF_CATEGORY = {"audio": UsageUnit.AUDIO_S, "image": UsageUnit.IMAGES}
+"""The unit of what a model of such a category does; of all others tokens are counted."""
+
+
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of one request. A count of None is unknown, which is not 0."""
 

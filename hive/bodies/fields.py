@@ -438,9 +438,6 @@ include = refuse
 known_speaker_names = refuse
 known_speaker_references = refuse
 
-[fields /v1/images/generations]
-prompt = max_bytes 32768
-
 [fields /v1/messages /v1/messages/count_tokens]
 messages = local_media
 system = local_media
@@ -481,6 +478,34 @@ fallback_credit_token = drop
 thread = refuse
 id_slot = drop
 cache_prompt = drop
+
+[fields /v1/images/generations]
+prompt = filled max_bytes max_prompt_bytes
+n = clamp 1..10
+size = pixels max_pixels
+output_format = words png|webp|jpeg
+output_compression = clamp 0..100
+response_format = words b64_json
+background = words auto|opaque
+# Of Hive's servers, not OpenAI's: the same seed gives the same image.
+seed = allow
+steps = clamp 1..max_steps
+negative_prompt = max_bytes max_prompt_bytes
+guidance_scale = clamp 0..100
+# Named inputs of a workflow (`comfy/NAME`), bounded by its own description.
+inputs = max_bytes 65536
+# Steps are told; no image is decoded before its last one.
+partial_images = drop
+# Of OpenAI's own models; here `steps` says how much is worked on an image.
+quality = drop
+style = drop
+complexity = drop
+moderation = drop
+frame_count = drop
+frame_duration_ms = drop
+svg = refuse
+user = drop
+safety_identifier = drop
 """
 
 TOKENS = {
@@ -571,6 +596,9 @@ def _bounds(settings: Settings, tier: Tier) -> dict[str, int | None]:
     return {
         "max_tokens": getattr(proxy, f"tier_{tier}_max_tokens") or None,
         "concurrency": getattr(proxy, f"tier_{tier}_concurrency"),
+        "max_steps": settings.images.max_steps,
+        "max_pixels": settings.images.max_pixels,
+        "max_prompt_bytes": settings.images.max_prompt_bytes,
     }
 
 

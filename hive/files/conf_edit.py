@@ -143,7 +143,9 @@ def applied_by(name: Name) -> list[str]:
     if name.key in ("speculative", "speculative_draft_tokens") and section == "inference":
         servers = ["vllm", "llama"]
     reload_proxy = (
-        section in ("tenant", "fields", "budget", "task") or section.startswith("grammar_") or full in ALSO_PROXY
+        section in ("tenant", "fields", "budget", "task", "images")
+        or section.startswith("grammar_")
+        or full in ALSO_PROXY
     )
     reload_proxy = reload_proxy or (section == "proxy" and full not in BOUND)
     restarted = [

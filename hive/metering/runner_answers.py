@@ -79,7 +79,7 @@ def through(whole: ToldWork, *, at_server_s: float, per_s: float | None) -> Told
 
 
 def cost_of_work(done: ToldWork, *, estimated: bool = False) -> RequestCost:
-    return RequestCost(0, 0, None, estimated, done.unit, done.amount, done.work)
+    return RequestCost(None, None, None, estimated, done.unit, done.amount, done.work)
 
 
 class RunnerEvents:

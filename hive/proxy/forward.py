@@ -19,7 +19,7 @@ from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, CacheMode, Caller, Dialect, UsageEvent
 from hive.endpoints import endpoints
-from hive.endpoints.endpoints import Endpoint
+from hive.endpoints.endpoints import Endpoint, Meter
 from hive.endpoints.lists import OwnAnswer
 from hive.errors import (
     AgentAsleep,
@@ -31,9 +31,10 @@ from hive.errors import (
     StreamIncomplete,
     Unauthorized,
 )
-from hive.metering.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
+from hive.metering.runner_answers import ToldWork
 from hive.pool.ladder import StepCause
-from hive.proxy import background_answers, kept_answers, own_answers
+from hive.proxy import background_answers, kept_answers, own_answers, runner_work
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
@@ -82,7 +83,7 @@ from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection, is_untaken
 
-_GO, _FULL, _ANTHROPIC = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC
+_GO, _FULL, _ANTHROPIC, _RUNNER = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC, Meter.RUNNER
 """By names of their own, see `hive.queue.gate`."""
 MIB = 1024 * 1024
 KEPT_BODY_MAX = MIB
@@ -705,6 +706,11 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
+        if (
+            prepared.decided.endpoint.meter is _RUNNER
+        ):  # budgets have prices of their own, that no server's speed changes
+            prices = self._path.settings.budget.prices
+            tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -714,9 +720,15 @@ class Exchange:
         return True
 
     def _expected(self, prepared: Prepared) -> float:
-        """Tokens that it will probably cost."""
+        """Tokens that it will probably cost, or that its work counts as in the line of its server."""
         asked = self.asked
+        if prepared.decided.endpoint.meter is _RUNNER:
+            return self._slot.line.tokens_of(self._expected_work(prepared).in_line or 0.0)
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
+
+    def _expected_work(self, prepared: Prepared) -> ToldWork:
+        file_bytes = 0 if self._upload is None else self._upload.size
+        return runner_work.expected_work(prepared.decided.endpoint, self.asked, file_bytes, self._slot.line)
 
     def _is_far(self, slot: Slot) -> bool:
         """Whether it leaves the box if it goes to this slot."""
@@ -1146,7 +1158,10 @@ class Exchange:
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
+        if endpoint.meter is _RUNNER:
+            cost = self._cost_of_work(prepared, now, cut=cut)
+        else:
+            cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self.begun_at if self._first_at is not None else None
         path.metrics.ended(
             endpoint.name,
@@ -1183,6 +1198,7 @@ class Exchange:
                 tokens_in=cost.tokens_in,
                 tokens_out=cost.tokens_out,
                 cached_tokens=cost.cached,
+                unit=cost.unit,
                 estimated=cost.estimated,
                 cut=cut,
                 queue_ms=int((self.sent_at - self.queued_at) * 1e6) / 1e3,  # `round` costs three times as much
@@ -1194,12 +1210,33 @@ class Exchange:
                 asked="" if asked is None else asked.model,
                 rung=self.rung,
                 far=self._has_left,
+                amount=cost.amount,
+                work=cost.work,
             ),
             then,
         )
         if hold is not None:
-            hold.spend(number, int(cost.total or 0), ended_at)
+            is_runners = endpoint.meter is _RUNNER
+            prices = path.settings.budget.prices
+            tokens = runner_work.budget_tokens(prices, cost) if is_runners else int(cost.total or 0)
+            hold.spend(number, tokens, ended_at)
         return True
+
+    def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
+        """The cost at a runner; what it told is learnt of."""
+        answer, line = self._answer, self._slot.line
+        if self._cost is NOTHING or not self.is_sent:
+            return NOTHING
+        told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
+        expected = self._expected_work(prepared)
+        at_server_s = now - self.sent_at
+        cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
+        work = runner_work.in_line(cost)
+        if work and not cost.estimated:
+            line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
+        if cost.amount:
+            self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
+        return cost
 
     # every exit ---------------------------------------------------------------------------------------------------
 
@@ -1326,10 +1363,15 @@ class Exchange:
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
+        work = None
+        if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
+            done = runner_work.in_line(self._cost)
+            cost = None if done is None else line.tokens_of(done)
+            work = None if self._cost.estimated else done
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)
-        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
+        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost, work=work)):
             self._path.registry.give_turns(turns)
         slot = self._slot
         if slot.gate.is_cold:

@@ -302,6 +302,7 @@ class ProxyServer:
         read("backend_closed", lambda: path.slot.gate.is_closed)
         read("slot_in_flight", lambda: self._by_slot(lambda slot: slot.line.running))
         read("slot_waiting", lambda: self._by_slot(lambda slot: slot.line.waiting + len(slot.suspects.held)))
+        read("slot_work_per_second", self._slot_work)
         read("slot_open", lambda: self._by_slot(lambda slot: not slot.gate.is_closed))
         read("slot_connections", self._slot_connections)
         read("connections", lambda: len(self._connections))
@@ -322,6 +323,14 @@ class ProxyServer:
 
     def _by_slot(self, value: Callable[[Slot], float]) -> dict[tuple[str, ...], float]:
         return {(slot.name, slot.model): value(slot) for slot in self.path.slots.pooled.values()}
+
+    def _slot_work(self) -> dict[tuple[str, ...], float]:
+        slots = self.path.slots.pooled.values()
+        return {
+            (slot.name, slot.model, slot.line.unit.name): slot.line.rate.per_s
+            for slot in slots
+            if slot.line.rate.is_measured
+        }
 
     def _slot_connections(self) -> dict[tuple[str, ...], float]:
         pools = [(slot, slot.pool) for slot in self.path.slots.pooled.values()]

@@ -12,7 +12,16 @@ import msgspec
 from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
-from hive.domain import BackendInfo, BackendKind, Band, CacheMode, ModelInfo, origin_of
+from hive.domain import (
+    UNIT_OF_CATEGORY,
+    BackendInfo,
+    BackendKind,
+    Band,
+    CacheMode,
+    ModelInfo,
+    UsageUnit,
+    origin_of,
+)
 from hive.endpoints.endpoints import (
     COUNT,
     ENDPOINTS,
@@ -34,6 +43,7 @@ from hive.proxy.registry import Queue, Registry
 from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
+from hive.queue.work_rate import WORK_UNITS
 from hive.settings.pool import slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
@@ -146,6 +156,9 @@ class Slot:
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
+        category = "" if backend is None else spec_of(backend.kind).category
+        self.line.use_unit(WORK_UNITS[UNIT_OF_CATEGORY.get(category, UsageUnit.TOKENS)])
+        self.line.label = self.model if self.name else ""
         address = "" if backend is None else backend.address
         self.may_leave = bool(address) and (is_elsewhere(address) or self.where.can_be_far)
         was_here = backend is not None and before is not None and _address_of(backend) == _address_of(before)

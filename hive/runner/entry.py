@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from hive.runner.faults import OUT_OF_MEMORY, EngineFault, is_out_of_memory
 from hive.runner.http_server import CallRoute, EngineCall, RunnerServer, end, said
@@ -22,7 +22,10 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "
 
 
 class EngineProgram(Protocol):
-    """One kind's engine. It is made from the program's arguments, and is loaded before anything is asked of it."""
+    """One kind's engine. It is made from the program's arguments, and is loaded before anything is asked of it.
+
+    Its module can be imported everywhere; what only its environment has, `load` imports.
+    """
 
     def load(self) -> None:
         """Loads the model, and raises where it cannot: the program ends then."""
@@ -42,6 +45,15 @@ class EngineProgram(Protocol):
 
     def counts(self) -> Mapping[str, float]:
         """Its figures at /metrics by name (`hive_runner_…`), beside those of every runner."""
+        ...
+
+
+@runtime_checkable
+class GivesBack(Protocol):
+    """An engine that holds something which does not end with its process."""
+
+    def unload(self) -> None:
+        """Ends what is at work and gives that back, within seconds."""
         ...
 
 
@@ -116,11 +128,7 @@ def main(words: Sequence[str]) -> int:
         said(f"hive-runner KIND --socket PATH --name NAME …: KIND is one of {', '.join(KINDS)}")
         return 2
     os.environ.update(OFFLINE)
-    try:
-        module = importlib.import_module(KINDS[words[0]])
-    except ModuleNotFoundError as error:
-        said(f"hive-runner {words[0]} lacks {error.name}: pip install 'hive[{words[0]}]' in its environment")
-        return 1
+    module = importlib.import_module(KINDS[words[0]])
     arguments = parser_of(words[0], module).parse_args(words[1:])
     engine = cast(EngineProgram, module.Program(arguments))
     return serve(words[0], arguments.name, engine, arguments.socket, arguments.spool)
@@ -143,6 +151,11 @@ def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | 
         began = time.monotonic()
         try:
             engine.load()
+        except ModuleNotFoundError as error:
+            said(f"hive-runner {kind} lacks {error.name}: pip install 'hive[{kind}]' in its environment")
+            failed.append(1)
+            stopped.set()
+            return
         except Exception as error:
             said(f"{name} cannot be loaded: {type(error).__name__}: {str(error)[:500]}")
             failed.append(OUT_OF_MEMORY if is_out_of_memory(error) else 1)
@@ -154,6 +167,8 @@ def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | 
     threading.Thread(target=load, name="load", daemon=True).start()  # a signal ends the process while it loads
     stopped.wait()
     server.close()
+    if isinstance(engine, GivesBack):
+        engine.unload()
     return failed[0] if failed else 0
 
 

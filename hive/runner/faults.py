@@ -1,4 +1,4 @@
-"""What a runner refuses, and how it ends: errors in OpenAI's shape, with Hive's codes. Standard library only."""
+"""Errors of a runner, in OpenAI's shape with Hive's codes, and how it ends. Standard library only."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Handler = Callable[["EngineCall"], None]
 
 
 class CallRoute(NamedTuple):
-    """How a path is answered. `takes_turn`: its work waits until no other is done."""
+    """Answer of a path. `takes_turn`: its work waits until no other is done."""
 
     handler: Handler
     takes_turn: bool = True
@@ -86,7 +86,7 @@ class CallLine:
 
 
 class _Reader:
-    """What a connection sends, with a buffer. `end_body_after` bounds what `line` and `some` give of it."""
+    """Bytes of a connection, with a buffer. `end_body_after` bounds what `line` and `some` give of it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._kept, self._left = connection, bytearray(), 0

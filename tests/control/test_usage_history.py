@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hive.budgets import BudgetPeriods
+from hive.budgets import BudgetPeriods, UnitPrices
 from hive.control import usage_history
 from hive.control.usage_history import UsageHistory
 from hive.domain import UsageEvent
@@ -119,7 +119,7 @@ async def test_what_a_budget_adds_up_is_kept_however_short_usage_is(database: Da
     await database.write(lambda conn: usage.insert(conn, events))
 
     def used(conn: sqlite3.Connection) -> PeriodTokens:
-        return spent_of_all(conn, month.day_begins, month.month_begins).agents["a1"]
+        return spent_of_all(conn, month.day_begins, month.month_begins, UnitPrices(10.0, 40.0)).agents["a1"]
 
     before = await database.read(used)
     assert before.day == 100

@@ -55,7 +55,7 @@ class Talk:
 
 
 class Work:
-    """What the routes under test do."""
+    """Routes under test."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.stopped = threading.Semaphore(0), threading.Event(), threading.Event()
