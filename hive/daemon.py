@@ -112,6 +112,7 @@ from hive.link.responses import FromProxy
 from hive.link.runner import CALLS_MAX, RunnerCall, RunnerTokens, TokenRow
 from hive.link.slots import SlotProcess
 from hive.link.usage import AskSpent, SpentIs, UsageBatch
+from hive.pooling.comfy_servers import ComfyServers
 from hive.pooling.deployments import Deployments
 from hive.pooling.entry_facts import FileFacts
 from hive.pooling.footprints import Footprints
@@ -346,7 +347,8 @@ class Daemon:
             on_moved=self._slot_moved,
             on_list=lambda: self._pool.files_changed(),
         )
-        started = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._comfy = ComfyServers(self._helper, entries.values(), self._address_of)
+        started = OneOfTwo(self._comfy, self._ollama, self._ollama.ids)
         self._servers = OneOfTwo(started, self._remotes, self._remotes.ids)
         self._footprints = Footprints(
             self._database, lambda: self.effects.settings, recorded.footprints, self._facts_of
@@ -767,6 +769,7 @@ class Daemon:
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._remotes.run(), "remote models")
+        self._spawn(self._comfy.run(), "comfyui")
         self._spawn(self._pool.run(), "pool")
         self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")

@@ -144,6 +144,7 @@ class BackendKind(StrEnum):
     DEMO = "demo"
     REMOTE = "remote"
     WHISPER = "whisper"
+    COMFYUI = "comfyui"
 
 
 DEMO_SERVER = "hive-demo"

@@ -70,6 +70,7 @@ def launch_entry(
         str(entry.path),
         tuple(gpus),
         most_audio_s,
+        row.url,
     )
     make = spec_of(entry.kind).launch
     if make is None:

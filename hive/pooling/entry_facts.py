@@ -42,7 +42,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     where they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
-    the files, Unix seconds. `vocabulary`: how many tokens it knows.
+    the files, Unix seconds. `vocabulary`: how many tokens it knows. `offers`: the names of its server's models, where
+    that has several and none of the entry's name.
     """
 
     why_not: str = ""
@@ -56,6 +57,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int | None = None
     changed_at: float = 0.0
     vocabulary: int | None = None
+    offers: tuple[str, ...] = ()
 
 
 class EntryFacts(FileFacts, frozen=True, kw_only=True):
@@ -99,6 +101,12 @@ def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:
         context_length=context or None,
         capabilities=_CAPABILITIES.get(category_of(entry.row), ("completion",)),
     )
+
+
+def models_offered(entry: ModelEntry, facts: EntryFacts) -> list[ModelInfo]:
+    """The rows of its server's models: one but where that has several."""
+    info = model_info(entry, facts)
+    return [msgspec.structs.replace(info, name=name) for name in facts.offers] or [info]
 
 
 # --- files -------------------------------------------------------------------------------------------------------

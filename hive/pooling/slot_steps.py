@@ -290,9 +290,10 @@ class SlotSteps:
                 template=told.template,
                 meta=told.meta,
             )
+        models = self._pool.models_of(slot.entry) if self._pool.footprints.known(slot.entry).offers else [model]
         if not slot.entry.is_ollamas:  # that one is no server of its own
-            slot.described = Described(slot.entry, info, backend, [model])
-        return backend, [model]
+            slot.described = Described(slot.entry, info, backend, models)
+        return backend, models
 
     async def _learn(self, slot: PooledSlot, seconds: float) -> None:
         """Measures what the load has taken, and keeps it."""

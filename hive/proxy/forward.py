@@ -982,7 +982,7 @@ class Exchange:
         self._open_answer(prepared)
         if not self.generation or self._held.size > KEPT_BODY_MAX:
             prepared.request.body = []  # a slot of the pool may have lost its server: then it is read for the next one
-        line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
+        line, asked, way, slot = prepared.decided.endpoint.request_line, self.asked, connection.way, self._slot
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
         line = way.line(line) if way.prefix else line
@@ -996,6 +996,8 @@ class Exchange:
         if self._place is not None:
             size, pieces = self._place.named_in(pieces, size)
         head = way.full % (line, size)
+        if slot.stops_late:  # a runner names the request as Hive does
+            head = b"%bx-request-id: %b\r\n\r\n" % (head[:-2], self.request_id.encode())
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
         else:

@@ -38,17 +38,27 @@ from hive.runner.faults import EngineFault
 from hive.runner.http_server import CallRoute, EngineCall, said
 from hive.runner.image_calls import ImageOrder, read_order, told_image, told_images
 from hive.runner.pictures import size_of, without_texts
-from hive.runner.workflow import PREFIX, PlannedRun, Workflow, WorkflowFault, planned, read_workflow
+from hive.runner.workflow import (
+    MOST_FILE_BYTES,
+    MOST_WORKFLOWS,
+    PREFIX,
+    PlannedRun,
+    Workflow,
+    WorkflowFault,
+    planned,
+    read_workflow,
+)
 
 ANSWER_S = 15.0
 """Longest silence of ComfyUI within one answer; an answer that does not come is asked for again."""
 COMES_UP_S = 30.0
 """So long it is waited for when a runner begins: on two cores it took 15 s to start."""
 LOOK_S = 0.2
-FREED_S = 6.0
-"""Longest wait for its memory after /free: it is given back when no prompt is at work."""
+FREED_S = 1.0
+"""Longest wait for its memory after /free: it is given back when no prompt is at work. All of an end has to be done in
+2 s (hive/worker/child.py)."""
+END_ANSWER_S = 0.3
 MOST_ANSWER_BYTES = 256 << 20
-MOST_WORKFLOWS = 256
 Result = TypeVar("Result")
 
 
@@ -108,9 +118,9 @@ class ComfyClient:
                 return result
         raise RuntimeError("the dialogue asked nothing")
 
-    def memory(self) -> tuple[ComfyMemory | None, str]:
+    def memory(self, within_s: float = 3.0) -> tuple[ComfyMemory | None, str]:
         """Its memory, and its version; None where it does not answer."""
-        told = self.ask(Ask("/system_stats"), within_s=3.0)
+        told = self.ask(Ask("/system_stats"), within_s=within_s)
         stats = told.json() if isinstance(told, Said) and told.status == 200 else None
         system = stats.get("system") if isinstance(stats, dict) else None
         version = system.get("comfyui_version") if isinstance(system, dict) else None
@@ -183,7 +193,8 @@ class WorkflowDirectory:
                 self._looks, self._found, self.faults = looks, {}, {}
                 for file in files:
                     try:
-                        made = read_workflow(file.stem, file.read_bytes())
+                        with file.open("rb") as opened:
+                            made = read_workflow(file.stem, opened.read(MOST_FILE_BYTES + 1))
                         self._found[made.model] = made
                     except (WorkflowFault, OSError) as fault:
                         self.faults[file.name] = str(fault)
@@ -230,16 +241,16 @@ class Program:
 
     def unload(self) -> None:
         """Ends what is at work, and has ComfyUI give its memory back."""
-        for prompt_id in list(self._at_work):
-            self._client.ask(Ask("/queue", {"delete": [prompt_id]}), within_s=2.0)
-            self._client.ask(Ask("/interrupt", {"prompt_id": prompt_id}), within_s=2.0)
-        before, _ = self._client.memory()
-        freed = self._client.ask(Ask("/free", {"unload_models": True, "free_memory": True}), within_s=2.0)
+        for prompt_id in list(self._at_work)[:1]:  # one is at work at a time
+            self._client.ask(Ask("/queue", {"delete": [prompt_id]}), within_s=END_ANSWER_S)
+            self._client.ask(Ask("/interrupt", {"prompt_id": prompt_id}), within_s=END_ANSWER_S)
+        before, _ = self._client.memory(END_ANSWER_S)
+        freed = self._client.ask(Ask("/free", {"unload_models": True, "free_memory": True}), within_s=END_ANSWER_S)
         if not isinstance(freed, Said) or before is None or not before.held_bytes:
             return
         until = time.monotonic() + FREED_S
         while time.monotonic() < until:
-            now, _ = self._client.memory()
+            now, _ = self._client.memory(END_ANSWER_S)
             if now is None or now.held_bytes is None or now.held_bytes < before.held_bytes:
                 return
             time.sleep(LOOK_S)

@@ -41,5 +41,17 @@ def placed(parts: Mapping[str, int], room: Sequence[int]) -> dict[str, int]:
     return found
 
 
+def devices_of(told: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The devices of flags `DEVICE[=MIB]`, and the bytes granted on each (0: not said). Raises ValueError.
+
+    >>> devices_of(["cuda:0=100", "cuda:1=50"])
+    (['cuda:0', 'cuda:1'], [104857600, 52428800])
+    """
+    pairs = [one.partition("=") for one in told]
+    if any(not name or (size and not size.isdigit()) for name, _, size in pairs):
+        raise ValueError(f"--device is DEVICE or DEVICE=MIB, not {' '.join(told)}")
+    return [name for name, _, _ in pairs], [int(size or 0) * MIB for _, _, size in pairs]
+
+
 def _mib(size: int) -> int:
     return -(-size // MIB)

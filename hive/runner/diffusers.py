@@ -9,20 +9,19 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import json
 import math
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import diffusers
 import torch
 import transformers
 from diffusers.pipelines import stable_diffusion
 
-from hive.runner.device_map import MIB, placed
+from hive.runner.device_map import devices_of, placed
 from hive.runner.faults import EngineFault
 from hive.runner.http_server import CallRoute, EngineCall, said
 from hive.runner.image_calls import (
@@ -32,13 +31,12 @@ from hive.runner.image_calls import (
     cost_of,
     read_generate,
     read_order,
+    seeds_of,
     told_image,
     told_images,
     told_step,
 )
-
-INDEX = "model_index.json"
-WEIGHTS = ".safetensors"
+from hive.runner.pipeline_dir import INDEX, PipelinePart, parts_of, read_index
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +60,7 @@ class Program:
         self._path: Path = arguments.model
         self._asked_steps: int = arguments.steps
         self._dtype = arguments.dtype
-        self._devices, self._room = devices_of(arguments.device or [])
+        self._devices, self._room = devices_of(arguments.device or ["cuda:0" if torch.cuda.is_available() else "cpu"])
         self._pipeline: Any = None
         self._takes: frozenset[str] = frozenset()
         self.steps = 0
@@ -85,28 +83,26 @@ class Program:
         if not {"prompt", "num_inference_steps", "callback_on_step_end"} <= self._takes or "image" in self._takes:
             raise ValueError(f"{index['_class_name']} makes no image of a text alone, step by step")
         parts = parts_of(self._path, index)
-        where = placed({name: size for name, (_, size) in parts.items()}, self._room)
+        where = placed({name: part.size for name, part in parts.items()}, self._room)
         self.device_map = {name: self._devices[device] for name, device in where.items()}
         dtype = self._chosen_dtype()
-        loaded = {name: self._load_part(name, kind_, dtype) for name, (kind_, _) in parts.items()}
+        loaded = {name: self._load_part(name, part, dtype) for name, part in parts.items()}
         pipeline = kind.from_pretrained(self._path, dtype=dtype, local_files_only=True, use_safetensors=True, **loaded)
         pipeline.set_progress_bar_config(disable=True)
         self._pipeline = pipeline
         self._learn(kind)
         said(f"{type(pipeline).__name__} on {', '.join(dict.fromkeys(self._devices))}, {dtype}")
 
-    def _load_part(self, name: str, kind: Any, dtype: Any) -> Any:
+    def _load_part(self, name: str, part: PipelinePart, dtype: Any) -> Any:
         """One part, straight on its device; where there are several, it fetches there what it is given."""
         device = self.device_map[name]
         words = {"dtype": dtype, "local_files_only": True, "use_safetensors": True, "device_map": {"": device}}
-        if variant := variant_of(self._path / name):
-            words["variant"] = variant
-        part = kind.from_pretrained(self._path / name, **words)
+        if part.variant:
+            words["variant"] = part.variant
+        loaded = class_of(name, part).from_pretrained(self._path / name, **words)
         if len(self._devices) > 1:
-            import accelerate
-
-            accelerate.dispatch_model(part, {"": device}, main_device=device, force_hooks=True)
-        return part
+            accelerate.dispatch_model(loaded, {"": device}, main_device=device, force_hooks=True)
+        return loaded
 
     def _chosen_dtype(self) -> Any:
         if self._dtype != "auto":
@@ -249,12 +245,6 @@ class Program:
         return encoded(made, order)
 
 
-def seeds_of(order: ImageOrder) -> list[int]:
-    """The seed of each image: the one that was asked for and those after it, or one made by chance."""
-    first = secrets.randbelow(1 << 32) if order.seed is None else order.seed
-    return [(first + number) & ((1 << 63) - 1) for number in range(order.number)]
-
-
 def encoded(image: Any, order: ImageOrder) -> bytes:
     """The image as a file of its format."""
     file = io.BytesIO()
@@ -263,58 +253,11 @@ def encoded(image: Any, order: ImageOrder) -> bytes:
     return file.getvalue()
 
 
-def devices_of(told: list[str]) -> tuple[list[str], list[int]]:
-    """The devices of the flags, and the bytes granted on each; without a flag the GPU there is, or the CPU.
-
-    >>> devices_of(["cuda:0=100", "cuda:1=50"])
-    (['cuda:0', 'cuda:1'], [104857600, 52428800])
-    """
-    if not told:
-        return ["cuda:0" if torch.cuda.is_available() else "cpu"], [0]
-    pairs = [one.partition("=") for one in told]
-    return [name for name, _, _ in pairs], [int(size or 0) * MIB for _, _, size in pairs]
-
-
-def read_index(path: Path) -> dict[str, Any]:
-    """What model_index.json says. Raises ValueError where it is none, or names a class that is not diffusers'."""
-    try:
-        index = json.loads((path / INDEX).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path / INDEX} cannot be read: {error}") from None
-    name = index.get("_class_name") if isinstance(index, dict) else None
-    if not isinstance(name, str):
-        raise ValueError(f"{path / INDEX} names no pipeline of diffusers (_class_name)")
-    return dict(index)
-
-
-def parts_of(path: Path, index: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
-    """The parts with weights: their class, and bytes. Raises ValueError for a class from elsewhere, and for weights
-    that are no safetensors."""
-    found: dict[str, tuple[Any, int]] = {}
-    for name, entry in index.items():
-        if name.startswith("_") or not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
-            continue
-        library, kind = entry
-        files = [*(path / name).glob(f"*{WEIGHTS}")]
-        if not files:
-            if any((path / name).glob("*.bin")):
-                raise ValueError(f"{name} has weights, but none that are {WEIGHTS}")
-            continue
-        class_ = getattr({"diffusers": diffusers, "transformers": transformers}.get(library), str(kind), None)
-        if library == "stable_diffusion" and kind == "StableDiffusionSafetyChecker":
-            class_ = stable_diffusion.StableDiffusionSafetyChecker
-        if class_ is None:
-            raise ValueError(f"{name} is a {library}.{kind}: neither diffusers nor transformers has it here")
-        variant = variant_of(path / name)
-        sizes = [file.stat().st_size for file in files if not variant or f".{variant}." in file.name]
-        found[name] = class_, sum(sizes)
+def class_of(name: str, part: PipelinePart) -> Any:
+    """The class of a part. Raises ValueError for one that comes from elsewhere: what a directory brings is not run."""
+    if part.library == "stable_diffusion" and part.kind == "StableDiffusionSafetyChecker":
+        return stable_diffusion.StableDiffusionSafetyChecker
+    library = {"diffusers": diffusers, "transformers": transformers}.get(part.library)
+    if (found := getattr(library, part.kind, None)) is None:
+        raise ValueError(f"{name} is a {part.library}.{part.kind}: neither diffusers nor transformers has it here")
     return found
-
-
-def variant_of(directory: Path) -> str:
-    """The variant of a part that is there in no other one; empty where it is there without a variant."""
-    names = [file.name for file in directory.glob(f"*{WEIGHTS}")]
-    for variant in ("fp16", "bf16"):
-        if names and all(f".{variant}." in name or f".{variant}-" in name for name in names):
-            return variant
-    return ""

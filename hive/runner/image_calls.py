@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,12 +56,12 @@ def read_order(body: Mapping[str, Any], *, inputs: bool = False) -> ImageOrder:
     for name, value in body.items():
         if name not in known and value is not None:
             raise _wrong(name, "is not taken: this model has no such input" if name == "inputs" else "is not known")
-    if (form := _one_of(body, "response_format", ("b64_json", "url"), "b64_json")) != "b64_json":
+    if _one_of(body, "response_format", ("b64_json", "url"), "b64_json") != "b64_json":
         raise EngineFault(
             400,
             "response_format must be b64_json: no image is kept, so that there is none to fetch",
             "bad_request",
-            param=form and "response_format",
+            param="response_format",
         )
     _one_of(body, "background", ("auto", "opaque"), "auto")
     named = body.get("inputs") or {}
@@ -138,6 +139,16 @@ def check_multiple(size: tuple[int, int], multiple: int) -> None:
             "bad_request",
             param="size",
         )
+
+
+def seeds_of(order: ImageOrder) -> list[int]:
+    """The seed of each image: the one that was asked for and those after it, or one made by chance.
+
+    >>> seeds_of(ImageOrder("a bee", number=3, seed=7))
+    [7, 8, 9]
+    """
+    first = secrets.randbelow(1 << 32) if order.seed is None else order.seed
+    return [(first + number) & MOST_SEED for number in range(order.number)]
 
 
 def cost_of(number: int, size: tuple[int, int], steps: int) -> str:

@@ -18,6 +18,8 @@ PREFIX = "comfy/"
 """Beginning of the names of the models that workflows are."""
 MOST_FILE_BYTES = 1 << 20
 MOST_NODES = 1000
+MOST_WORKFLOWS = 256
+"""Of one directory."""
 MOST_INPUTS = 64
 MOST_CHOICES = 256
 MOST_TEXT_BYTES = 64 << 10

@@ -14,6 +14,7 @@ import msgspec
 from hive.budgets import BudgetKind, TokenLimits, UnitPrices
 from hive.domain import Tier
 from hive.settings.adapters import AdaptersSection
+from hive.settings.comfyui import ComfyuiSection
 from hive.settings.images import ImagesSection
 from hive.settings.jobs import JobsSection
 from hive.settings.lease import LeaseSection
@@ -729,6 +730,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     registry: RegistrySection = RegistrySection()
     adapters: AdaptersSection = AdaptersSection()
     images: ImagesSection = ImagesSection()
+    comfyui: ComfyuiSection = ComfyuiSection()
     tenants: dict[str, TenantRow] = {}
     models: dict[str, ModelRow] = {}
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
@@ -759,6 +761,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "registry": RegistrySection,
     "adapters": AdaptersSection,
     "images": ImagesSection,
+    "comfyui": ComfyuiSection,
 }
 
 

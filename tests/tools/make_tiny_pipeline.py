@@ -3,9 +3,9 @@
 
     make_tiny_pipeline.py FOLDER [--class sd|sdxl|sd3|flux] [--seed N]
 
-Classes: StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline (SD3.5's), FluxPipeline. The folder
-is laid out as diffusers' own: model_index.json and a directory a component. Weights are random (seeded), so that images
-are noise: the same noise for the same seed. Runs in the environment of diffusers.
+Classes: StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline (SD3.5's), FluxPipeline. The
+folder is laid out as diffusers' own: model_index.json and a directory a component. Weights are random (seeded), so that
+images are noise: the same noise for the same seed. Runs in the environment of diffusers.
 """
 
 from __future__ import annotations
