@@ -1,7 +1,7 @@
 """Ears, eyes and words in the room of two: `python benchmarks/ears.py [--requests 200] [--agents 8]`.
 
 Real faster-whisper, real diffusers and a real llama-server in one pool that holds two of the three, behind a whole
-Hive, asked by unmodified `openai` in a random order. A request that fails, one that waits longer than the bound that was
+Hive, asked by unmodified `openai` in a random order. A request that fails, one that waits beyond the bound that was
 printed for it, and a process that the kernel kills for memory are a failed run. Where this runs as root, a memory
 control group holds Hive and its servers to that room. Loopback only; ends by itself.
 """
