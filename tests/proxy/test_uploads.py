@@ -247,7 +247,7 @@ async def test_a_disk_that_cannot_be_written_to_refuses_and_lets_go(tmp_path: Pa
 
 
 async def test_files_have_a_name_for_no_longer_than_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system has no O_TMPFILE the name is gone before the first byte is written."""
+    """Without O_TMPFILE the name is gone before the first byte is written."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     async with hearing(tmp_path) as (_, server, client):
         client.writer.write(form(sound(), part(b"model", b"whisper"))[:-9])
