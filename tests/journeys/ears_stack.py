@@ -23,10 +23,10 @@ from tests.llama import program as llama_program
 
 EAR, EYE, WORD = "ear", "eye", "word"
 MODELS = (EAR, EYE, WORD)
-NEED_MB = {EAR: 320, EYE: 620, WORD: 300}
+NEED_MB = {EAR: 340, EYE: 350, WORD: 330}
 """What a first load is charged with; later ones by what was measured."""
-CONTEXT = 262144
-"""Makes the tiny language model's server nearly as large as Whisper's."""
+CONTEXT = 524288
+"""Makes the tiny language model's server as large as the others, some 300 MiB."""
 PNG = b"\x89PNG\r\n\x1a\n"
 SIZE = "64x64"
 
