@@ -144,6 +144,7 @@ class BackendKind(StrEnum):
     DEMO = "demo"
     REMOTE = "remote"
     WHISPER = "whisper"
+    DIFFUSERS = "diffusers"
 
 
 DEMO_SERVER = "hive-demo"

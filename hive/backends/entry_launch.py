@@ -70,6 +70,8 @@ def launch_entry(
         str(entry.path),
         tuple(gpus),
         most_audio_s,
+        tuple(accounts[gpu] for gpu in gpus),
+        row.steps,
     )
     make = spec_of(entry.kind).launch
     if make is None:
