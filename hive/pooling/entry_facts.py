@@ -79,6 +79,8 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
         parallel = parallel or inference.llama_parallel
     elif not entry.has_server_here:
         context, parallel = 0, parallel or 1
+    elif entry.kind in CATEGORIES:
+        context, parallel = 0, 1
     else:
         context = context or files.context_trained or 0
         parallel = parallel or inference.vllm_max_sequences

@@ -17,8 +17,9 @@ import msgspec
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendKind
 from hive.errors import HiveError
-from hive.pool.estimate import EstimateSource, MemoryEstimate, ModelFacts, estimate
+from hive.pool.estimate import ENGINES, EstimateSource, MemoryEstimate, ModelFacts, estimate
 from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
+from hive.pool.state import CPU
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
 from hive.pooling.workflow_facts import read_workflow_facts
 from hive.settings.table import Settings
@@ -123,6 +124,7 @@ class Footprints:
             is_gguf=facts.is_gguf,
             shape=facts.shape,
             context=facts.context,
+            engine=ENGINES.get((entry.kind, gpu == CPU or entry.row.gpus.strip() == CPU)),
         )
         found = estimate(known, self._settings().pool.estimate_margin_percent)
         if found is None or found.source in (EstimateSource.LEARNT, EstimateSource.ENTRY):
