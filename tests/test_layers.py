@@ -72,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"host", "pool.ladder"},
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
+    "pooling.workflow_facts": LEAVES | {"pooling", "runner.workflow"},  # the files that a runner reads too
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     **dict.fromkeys(

@@ -14,6 +14,8 @@ import msgspec
 from hive.adapters.record import GGUF as GGUF_FORMAT
 from hive.adapters.record import AdapterRecord
 from hive.domain import BackendKind
+from hive.settings.comfyui import NAME as COMFYUI
+from hive.settings.comfyui import ComfyuiSection
 from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
 
@@ -103,7 +105,29 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
             entries[slot_id(name)] = ModelEntry(
                 id=slot_id(name), name=name, kind=kind, path=path, row=row, origin=str(path)
             )
+    if settings.comfyui.url:
+        comfy = comfyui_entry(settings.comfyui)
+        entries[comfy.id] = comfy
     return entries
+
+
+def comfyui_entry(section: ComfyuiSection) -> ModelEntry:
+    """The one entry of a ComfyUI: it is one program, with one queue and one memory for all of its workflows, each of
+    which is a model.
+
+    >>> comfyui_entry(ComfyuiSection(url="http://127.0.0.1:8188", gpus="cpu")).row.vram_mb
+    8192
+    """
+    row = ModelRow(
+        backend=BackendKind.COMFYUI,
+        url=section.url,
+        file=section.workflows_dir,
+        vram_mb=section.vram_mb,
+        gpus=section.gpus,
+        parallel=1,
+    )
+    id, path = slot_id(COMFYUI), Path(section.workflows_dir)
+    return ModelEntry(id=id, name=COMFYUI, kind=row.backend, path=path, row=row, origin="[comfyui]")
 
 
 def kind_at(path: Path) -> BackendKind:

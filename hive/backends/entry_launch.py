@@ -70,6 +70,7 @@ def launch_entry(
         str(entry.path),
         tuple(gpus),
         most_audio_s,
+        row.url,
         tuple(accounts[gpu] for gpu in gpus),
         row.steps,
     )

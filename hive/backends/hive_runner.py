@@ -20,7 +20,7 @@ from hive.backends.conversation import (
     text,
     text_in,
 )
-from hive.backends.counters import ReportedLimits, gauge
+from hive.backends.counters import Heard, ReportedLimits, gauge, heard_counters
 from hive.backends.openai_answers import MODELS
 from hive.domain import ModelInfo
 from hive.errors import BackendDown, BackendTimeout
@@ -97,6 +97,12 @@ def busy() -> Conversation[ReportedLimits]:
     return ReportedLimits(places=gauge(metrics, "hive_runner_places"), waiting=gauge(metrics, "hive_runner_waiting"))
 
 
+def heard() -> Conversation[Heard | None]:
+    """The counters of a runner of sound."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else heard_counters(metrics)
+
+
 def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
     """One request is at work at a time, whatever the engine is."""
     return told or 1, "a runner works on one request at a time"
@@ -110,6 +116,7 @@ def runner_launch(
     path: str = getattr(order.inference, program_key)
     command = (
         *(path, kind, "--socket", str(order.socket), "--name", order.name),
+        *("--spool", str(order.state)),
         *flags,
     )
     # No hub is asked for anything: its files are here.

@@ -12,7 +12,7 @@ import msgspec
 
 from hive.backends.command_line import Launch, Order
 from hive.backends.conversation import Answers, AskedServer, Conversation, constant
-from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
+from hive.backends.counters import Drafts, Heard, PrefixCache, ReportedLimits
 from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import Over
@@ -54,6 +54,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Callable[[], Conversation[PrefixCache | None]] = lambda: constant(None)
     kv_usage: Callable[[], Conversation[float | None]] = lambda: constant(None)
     drafts: Callable[[], Conversation[Drafts | None]] = lambda: constant(None)
+    heard: Callable[[], Conversation[Heard | None]] = lambda: constant(None)
     loaded: Callable[[AskedServer], Conversation[frozenset[str] | None]] = lambda _: constant(None)
     load: Callable[[AskedServer, str], Conversation[None]] | None = None
     unload: Callable[[AskedServer, str], Conversation[None]] | None = None

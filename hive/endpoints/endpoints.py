@@ -191,6 +191,7 @@ ENDPOINTS = [
     *_anthropic(b"/v1/messages/count_tokens", needs_place=False),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
 ]
+FORM_TARGETS = tuple(row.target for row in ENDPOINTS if row.form)
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
 """`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
 

@@ -47,7 +47,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     where they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
-    the files, Unix seconds. `vocabulary`: how many tokens it knows.
+    the files, Unix seconds. `vocabulary`: how many tokens it knows. `offers`: the names of its server's models, where
+    that has several and none of the entry's name.
     """
 
     why_not: str = ""
@@ -61,6 +62,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int | None = None
     changed_at: float = 0.0
     vocabulary: int | None = None
+    offers: tuple[str, ...] = ()
 
 
 class EntryFacts(FileFacts, frozen=True, kw_only=True):
@@ -82,6 +84,8 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
         parallel = parallel or inference.llama_parallel
     elif not entry.has_server_here:
         context, parallel = 0, parallel or 1
+    elif entry.kind in CATEGORIES:
+        context, parallel = 0, 1
     else:
         context = context or files.context_trained or 0
         parallel = parallel or inference.vllm_max_sequences
@@ -104,6 +108,12 @@ def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:
         context_length=context or None,
         capabilities=_CAPABILITIES.get(category_of(entry.row), ("completion",)),
     )
+
+
+def models_offered(entry: ModelEntry, facts: EntryFacts) -> list[ModelInfo]:
+    """The rows of its server's models: one but where that has several."""
+    info = model_info(entry, facts)
+    return [msgspec.structs.replace(info, name=name) for name in facts.offers] or [info]
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from hive.runner.faults import OUT_OF_MEMORY, EngineFault, is_out_of_memory
 from hive.runner.http_server import CallRoute, EngineCall, RunnerServer, end, said
@@ -45,6 +45,15 @@ class EngineProgram(Protocol):
 
     def counts(self) -> Mapping[str, float]:
         """Its figures at /metrics by name (`hive_runner_…`), beside those of every runner."""
+        ...
+
+
+@runtime_checkable
+class GivesBack(Protocol):
+    """An engine that holds something which does not end with its process."""
+
+    def unload(self) -> None:
+        """Ends what is at work and gives that back, within seconds."""
         ...
 
 
@@ -158,6 +167,8 @@ def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | 
     threading.Thread(target=load, name="load", daemon=True).start()  # a signal ends the process while it loads
     stopped.wait()
     server.close()
+    if isinstance(engine, GivesBack):
+        engine.unload()
     return failed[0] if failed else 0
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hive.settings.comfyui import NAME as COMFYUI
+from hive.settings.comfyui import PREFIX as COMFY_PREFIX
 from hive.settings.meta import setting_meta as _s
 
 SLUG_MAX = 20
@@ -212,6 +214,8 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     >>> why_not_described("m", {"backend": "ollama", "file": "/m.gguf"})
     ('file', "expected the model's name at Ollama, found '/m.gguf'")
     """
+    if name == COMFYUI or name.startswith(COMFY_PREFIX):
+        return "backend", f"the name {name[:60]} is that of a model of [comfyui]: choose another one"
     file = values.get("file", "")
     if values.get("backend") == REMOTE:
         return _why_not_remote(file, values)
