@@ -115,7 +115,11 @@ class Asker:
     def _draw(self) -> tuple[Any, str]:
         number = self._chance.choice((1, 2))
         answer = self._client.images.with_raw_response.generate(
-            model=EYE, prompt="a bee", n=number, size=SIZE, extra_body={"steps": 2, "seed": 7}  # type: ignore[arg-type]
+            model=EYE,
+            prompt="a bee",
+            n=number,
+            size=SIZE,
+            extra_body={"steps": 2, "seed": 7},  # type: ignore[arg-type]
         )
         images = [base64.b64decode(image.b64_json or "") for image in answer.parse().data or []]
         is_right = len(images) == number and all(image.startswith(PNG) for image in images)
