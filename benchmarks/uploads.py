@@ -104,7 +104,7 @@ def overhead(hive: Stack, folder: Path, count: int) -> bool:
     print(f"{statistics.median(proxied):.2f} ms: {more:.2f} ms more (at most {MORE_MS_MAX:g});", end=" ")
     at = int(count * 0.95)
     print(f"p95 {direct[at]:.2f} and {proxied[at]:.2f} ms")
-    return more <= MORE_MS_MAX
+    return bool(more <= MORE_MS_MAX)
 
 
 def _status_kib(pid: int, name: str) -> int:
@@ -132,7 +132,7 @@ def memory(hive: Stack, full_mib: float) -> bool:
         more_mib = (_status_kib(pid, "VmHWM") - before) / 1024
         print(f"{AGENTS} uploads of {full_mib:g} MiB at once, round {turn + 1}: the proxy's memory", end=" ")
         print(f"{before / 1024:.1f} MiB before, {more_mib:.2f} MiB more at most (at most {MORE_MIB_MAX:g})")
-    return more_mib <= MORE_MIB_MAX
+    return bool(more_mib <= MORE_MIB_MAX)
 
 
 def _with(

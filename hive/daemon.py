@@ -72,6 +72,7 @@ from hive.control.speculation import SpeculationWatch
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
 from hive.control.task_report import TaskReport
+from hive.control.transcriptions import TranscriptionWatch
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
@@ -385,6 +386,7 @@ class Daemon:
             pins=recorded.pins,
             why_not_approved=self._why_not_approved,
         )
+        self._transcriptions = TranscriptionWatch(self._pool)
         self._speculation = SpeculationWatch(active=self._active, pool=self._pool, audit_log=self._audit_log)
         self._deployment_watch = DeploymentWatch(
             self._deployments,
@@ -627,6 +629,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
+                transcriptions=self._transcriptions.metrics,
                 adapters=self._adapter_orders.metrics,
                 jobs=self._model_jobs.metrics,
             ),
@@ -771,6 +774,7 @@ class Daemon:
         self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")
         self._spawn(self._speculation.run(), "speculation")
+        self._spawn(self._transcriptions.run(), "transcriptions")
         self._spawn(self._load_approvals.run(), "signed loads")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)

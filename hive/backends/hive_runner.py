@@ -20,7 +20,7 @@ from hive.backends.conversation import (
     text,
     text_in,
 )
-from hive.backends.counters import ReportedLimits, gauge
+from hive.backends.counters import Heard, ReportedLimits, gauge, heard_counters
 from hive.backends.openai_answers import MODELS
 from hive.domain import ModelInfo
 from hive.errors import BackendDown, BackendTimeout
@@ -95,6 +95,12 @@ def busy() -> Conversation[ReportedLimits]:
     if metrics is None:
         return ReportedLimits()
     return ReportedLimits(places=gauge(metrics, "hive_runner_places"), waiting=gauge(metrics, "hive_runner_waiting"))
+
+
+def heard() -> Conversation[Heard | None]:
+    """The counters of a runner of sound."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else heard_counters(metrics)
 
 
 def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001

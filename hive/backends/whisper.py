@@ -8,6 +8,7 @@ from hive.backends.hive_runner import (
     HEALTH,
     OF_TEXT,
     busy,
+    heard,
     loaded,
     models,
     places,
@@ -45,6 +46,7 @@ SPEC = BackendSpec(
         version=version,
         models=models,
         busy=busy,
+        heard=heard,
         loaded=loaded,
         why_not_load="a runner serves the model it was started with",
     ),
@@ -55,6 +57,7 @@ SPEC = BackendSpec(
     prefix_cache="none",
     why_not_flush="Whisper keeps nothing of a request",
     model_format="whisper",
+    engine_mb=160,
     program=lambda inference: inference.whisper_program,
     launch=launch,
 )

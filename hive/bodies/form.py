@@ -25,7 +25,7 @@ _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Kind(StrEnum):
-    """What the text of a field is read as."""
+    """The kind of value that the text of a field is read as."""
 
     TEXT = "text"
     NUMBER = "number"
@@ -98,7 +98,7 @@ def _value(name: str, text: str, kind: Kind) -> object:
 
 
 def sent_form(target: str, judged: bytes, boundary: bytes) -> tuple[bytes, bytes]:
-    """What stands before the file, and after it, in the form that goes upstream. `judged`: its text fields, as an
+    """Makes the bytes before the file, and after it, in the form that goes upstream. `judged`: its text fields, as an
     object; what no table knows stays here.
 
     >>> before, after = sent_form("/v1/audio/translations", b'{"stream":false,"model":"tiny"}', b"XX")

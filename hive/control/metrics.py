@@ -100,6 +100,17 @@ TABLE = (
         "Tokens that a server guessed ahead since it started.",
     ),
     MetricRow("speculation_accepted_tokens", MetricKind.COUNTER, ("model",), "Of those, accepted by its model."),
+    MetricRow(
+        "transcription_audio_seconds", MetricKind.COUNTER, ("model",), "Sound that a model heard since it was loaded."
+    ),
+    MetricRow("transcription_work_seconds", MetricKind.COUNTER, ("model",), "The time that took."),
+    MetricRow(
+        "transcription_real_time_factor",
+        MetricKind.GAUGE,
+        ("model",),
+        "Its work for each second of sound; below 1 it is faster than one speaks.",
+    ),
+    MetricRow("transcription_load_seconds", MetricKind.GAUGE, ("model",), "How long its last load took."),
     MetricRow("adapters_loaded", MetricKind.GAUGE, ("base",), "Adapters that are served, by their model."),
     MetricRow("adapter_loads", MetricKind.COUNTER, ("outcome",), "Orders to load one: loaded, failed or refused."),
     MetricRow("adapter_load_seconds", MetricKind.HISTOGRAM, (), "From such an order until it was served."),
@@ -183,6 +194,7 @@ class Scraper:
     runner_counts: aliases.RunnerCounts
     memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
     speculation: Callable[[], Mapping[str, Values | None]]
+    transcriptions: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
     jobs: Callable[[], Mapping[str, Values | None]]
 
@@ -210,6 +222,7 @@ class Scraper:
             **self.budgets(),
             **self.cache(),
             **self.speculation(),
+            **self.transcriptions(),
             **self.adapters(),
             **self.jobs(),
             **self._parts(),

@@ -225,7 +225,7 @@ class RunnerViews:
             "prefixCaching": bool(has_cache),
             "multiTenant": True,
             "visionInput": any("vision" in model.capabilities for model in models),
-            "audioInput": any("audio" in model.capabilities for model in models),
+            "audioInput": any({"audio", "transcription"} & {*model.capabilities} for model in models),
             "functionCalling": any("tools" in model.capabilities or "tools" in model.template for model in models),
         }
 

@@ -54,7 +54,7 @@ log = logging.getLogger("hive.proxy")
 
 NO_WAY = UpstreamWay("")
 WORDS = {"": "text", "audio": "sound", "image": "pictures"}
-"""What models of a category are for, in words."""
+"""Words for the purpose of models of a category."""
 
 
 class GivesWay(Protocol):

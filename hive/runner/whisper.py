@@ -88,9 +88,11 @@ class Program:
             cpu_threads=min(MOST_THREADS, len(os.sched_getaffinity(0))),
             local_files_only=True,
         )
-        segments, _ = self._model.transcribe(numpy.zeros(RATE, dtype=numpy.float32), language="en", temperature=0.0)
-        for _ in segments:
-            pass
+        silence = numpy.zeros(RATE, dtype=numpy.float32)
+        for temperature in (0.0, 1.0):  # both ways of decoding
+            segments, _ = self._model.transcribe(silence, language="en", temperature=temperature, max_new_tokens=8)
+            for _ in segments:
+                pass
 
     def version(self) -> str:
         return self._version

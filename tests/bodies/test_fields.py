@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import completion_create_params, embedding_create_params, image_generate_params
+from openai.types.audio import transcription_create_params, translation_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from hive.bodies.body import Asked, Want
 from hive.bodies.fields import TABLE, TOKENS, FieldTable
+from hive.bodies.form import FORMS
 from hive.domain import Tier
 from hive.endpoints.endpoints import ENDPOINTS
 from hive.errors import BadRequest, HiveError, TooLarge
@@ -91,6 +93,22 @@ def parameters(module: Any, *names: str) -> set[str]:
 )
 def test_every_field_openai_python_can_send_has_a_row(target: str, module: Any, names: tuple[str, ...]) -> None:
     assert parameters(module, *names) - rows(target) == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "names"),
+    [
+        (
+            "/v1/audio/transcriptions",
+            transcription_create_params,
+            ("TranscriptionCreateParamsNonStreaming", "TranscriptionCreateParamsStreaming"),
+        ),
+        ("/v1/audio/translations", translation_create_params, ("TranslationCreateParams",)),
+    ],
+)
+def test_every_field_of_a_form_has_a_row_or_is_the_file(target: str, module: Any, names: tuple[str, ...]) -> None:
+    assert parameters(module, *names) - rows(target) == {"file"}
+    assert FORMS[target].keys() <= rows(target)
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ def form(data: bytes, cuts: list[int]) -> None:
 
 
 def _form_values(data: bytes) -> list[bytes]:
-    """What the parts of a form have in them that was taken: each from the end of its head to the next boundary."""
+    """The contents of the parts of a form that was taken: each from the end of its head to the next boundary."""
     found, at = [], len(FORM_BOUNDARY) + 2
     while data[at : at + 2] != b"--":
         begin = data.index(b"\r\n\r\n", at) + 4

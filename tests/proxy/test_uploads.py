@@ -247,7 +247,7 @@ async def test_a_disk_that_cannot_be_written_to_refuses_and_lets_go(tmp_path: Pa
 
 
 async def test_files_have_a_name_for_no_longer_than_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system has no O_TMPFILE the name is gone before the first byte is written."""
+    """Without O_TMPFILE the name is gone before the first byte is written."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     async with hearing(tmp_path) as (_, server, client):
         client.writer.write(form(sound(), part(b"model", b"whisper"))[:-9])
@@ -268,6 +268,14 @@ async def test_a_client_that_leaves_amid_its_upload_leaves_nothing(tmp_path: Pat
         await until(lambda: pool.proxy.path.uploads.budget.used > 50_000)
         client.close()
         await until(lambda: nothing_is_held(pool.proxy))
+        assert not server.requests
+
+
+async def test_a_file_that_stands_still_ends_like_any_slow_body(tmp_path: Path) -> None:
+    async with hearing(tmp_path, body_idle_s=0.3) as (pool, server, client):
+        client.writer.write(form(sound(), part(b"model", b"whisper"))[:-50_000])
+        assert error_of(await client.answer())[0] == 408
+        assert pool.proxy.path.uploads.budget.used == 0
         assert not server.requests
 
 
