@@ -53,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")
 
 
-class Program:
+class DiffusersProgram:
     """The pipeline of one directory."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -272,3 +272,7 @@ def class_of(name: str, part: PipelinePart) -> Any:
     if (found := getattr(library, part.kind, None)) is None:
         raise ValueError(f"{name} is a {part.library}.{part.kind}: neither diffusers nor transformers has it here")
     return found
+
+
+Program = DiffusersProgram
+"""As `hive.runner.entry` looks for it."""
