@@ -145,6 +145,7 @@ class BackendKind(StrEnum):
     REMOTE = "remote"
     WHISPER = "whisper"
     COMFYUI = "comfyui"
+    DIFFUSERS = "diffusers"
 
 
 DEMO_SERVER = "hive-demo"

@@ -96,7 +96,8 @@ def started(model: Path, more: Sequence[str] = ()) -> Iterator[DiffusersRunner]:
             try:
                 yield DiffusersRunner(process, socket, log)
             finally:
-                os.killpg(process.pid, signal.SIGKILL)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -23,7 +23,7 @@ GGUF = ".gguf"
 
 
 MIB = 1 << 20
-FILE_OF_KIND = {BackendKind.WHISPER: "model.bin"}
+FILE_OF_KIND = {BackendKind.WHISPER: "model.bin", BackendKind.DIFFUSERS: "model_index.json"}
 """The file in a model's directory by which it is known whose it is: CTranslate2's weights are Whisper's."""
 
 

@@ -71,6 +71,8 @@ def launch_entry(
         tuple(gpus),
         most_audio_s,
         row.url,
+        tuple(accounts[gpu] for gpu in gpus),
+        row.steps,
     )
     make = spec_of(entry.kind).launch
     if make is None:

@@ -75,7 +75,7 @@ def _listed(answer: Answer) -> str:
             headers.append("LOADS")
         lines += ["", table(headers, [_tenant_row(tenant, loads=loads) for tenant in tenants])]
     if any(one["unit"] != "tokens" for one in answer["work"]):
-        lines += ["", _compared(answer)]
+        lines += ["", compared(answer)]
     if answer["requests"]:
         headers = ["REQUEST", "AGENT", "TENANT", "MODEL", "ENDPOINT", "STATE", "AGE", "IN LINE"]
         lines += ["", fitted(headers, [_row(request) for request in answer["requests"]], drop=DROPPED)]
@@ -88,10 +88,10 @@ HEADERS = ("SERVER", "IN 1 S", "COUNTS AS")
 UNITS = {"tokens": ("tokens", 1.0), "audio_s": ("s of audio", 1.0), "pixel_steps": ("Mpixel-steps", 1e6)}
 
 
-def _compared(answer: Answer) -> str:
+def compared(answer: Answer) -> str:
     """What a second of each server's work is, and what it counts as in everybody's account.
 
-    >>> print(_compared({"tokens_per_gpu_s": 240.0, "work": [
+    >>> print(compared({"tokens_per_gpu_s": 240.0, "work": [
     ...     {"model": "qwen3-8b", "unit": "tokens", "per_s": 240.0, "is_measured": True},
     ...     {"model": "whisper-base", "unit": "audio_s", "per_s": 31.0, "is_measured": True},
     ...     {"model": "sdxl", "unit": "pixel_steps", "per_s": 2e6, "is_measured": False}]}))

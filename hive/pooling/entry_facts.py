@@ -34,7 +34,12 @@ _NAMES = {int(number): name for number, name in (pair.split(":") for pair in FIL
 _SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
 _OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm", **dict.fromkeys(CATEGORIES, "hive-runner")}
 """Owner of a model in the list of each kind of server, as that says it."""
-_CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision"), "audio": ("transcription",)}
+_CAPABILITIES = {
+    "embedding": ("embedding",),
+    "vision": ("completion", "vision"),
+    "audio": ("transcription",),
+    "image": ("image_generation",),
+}
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +135,8 @@ def signature(path: Path) -> tuple[object, ...]:
         for name in sorted(os.listdir(within)):
             if name.startswith(begins) and name.endswith(ends):
                 found.append((name, _looks(within / name)))
+                if is_directory and (within / name).is_dir():  # a part of a pipeline
+                    found.extend((inner, _looks(within / name / inner)) for inner in sorted(os.listdir(within / name)))
     except OSError as error:
         found.append(error.errno)
     return tuple(found)
@@ -230,7 +237,7 @@ def _digest_hf(found: ModelOnDisk) -> str:
     digest = hashlib.sha256()
     for file in found.files:
         digest.update(f"{file.name}\n{file.size}\n".encode(errors="surrogateescape"))
-        if file.name == "config.json":
+        if file.name.rpartition("/")[2] in ("config.json", "model_index.json"):
             with file.path.open("rb") as opened:
                 digest.update(opened.read(CONFIG_MAX_BYTES))
     return digest.hexdigest()
@@ -271,7 +278,9 @@ class _HfConfig(_TextConfig):
 
 def _config(found: ModelOnDisk) -> _HfConfig:
     """Reads config.json; nothing is known where it has another form."""
-    path = next(file.path for file in found.files if file.name == "config.json")
+    path = next((file.path for file in found.files if file.name == "config.json"), None)
+    if path is None:  # a pipeline has one for each of its parts
+        return _HfConfig()
     with path.open("rb") as file:
         data = file.read(CONFIG_MAX_BYTES)
     try:

@@ -149,7 +149,6 @@ class Exchange:
         "entry",
         "generation",
         "is_sent",
-        "is_stopping",
         "left",
         "parked",
         "prepared",
@@ -166,7 +165,7 @@ class Exchange:
         self.queued_at = self.sent_at = 0.0
         self._first_at: float | None = None
         self.deadline = self._limit_at = self._beat_at = self._ends_at = self._budget_at = NEVER
-        self.parked = self.left = self._blocked = self.is_sent = self.is_stopping = False
+        self.parked = self.left = self._blocked = self.is_sent = False
         self._hold: BudgetHold | None = None
         """Its expected cost, as it counts against budgets."""
         self._has_left = False
@@ -224,7 +223,7 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
-        if self.is_stopping:
+        if self.left and self._line is not None:
             return CANCELLING
         if self._relayed is not None:
             return "streaming"
@@ -1326,16 +1325,15 @@ class Exchange:
         self.left = True
         self.prepared = self._answer = None
         path.deadlines.discard(self)
-        if self._upstream is not None:
-            self._stop(self._upstream, prepared)
-            self._upstream = None
+        keeps_place = self._upstream is not None and self._stop(self._upstream, prepared)
+        self._upstream = None
         if self._upload is not None:
             self._upload.close(self)
         self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._line is not None and prepared is not None and not self.is_stopping:
+        if self._line is not None and prepared is not None and not keeps_place:
             self._leave_line(prepared, now, self._cost.total)
         if self._hold is not None:
             self._hold.release()
@@ -1347,12 +1345,11 @@ class Exchange:
             gate.end(now)
             path.on_activity(gate.agent)
 
-    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> None:
-        """Gives the answer up. At a server that stops late it keeps its place until that has stopped."""
+    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> bool:
+        """Gives the answer up. True at a server that stops late: it keeps its place until that has stopped."""
         if self._line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
             connection.cancel()
-            return
-        self.is_stopping = True
+            return False
         path, stopping = self._path, self._path.registry.stopping
 
         def leave(one: Stopping, now: float) -> None:
@@ -1361,6 +1358,7 @@ class Exchange:
 
         within_s = path.settings.proxy.between_bytes_s
         stopping[Stopping(self, prepared, connection, path.deadlines, leave, within_s=within_s)] = None
+        return True
 
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""

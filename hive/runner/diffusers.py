@@ -53,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")
 
 
-class Program:
+class DiffusersProgram:
     """The pipeline of one directory."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -66,6 +66,7 @@ class Program:
         self.steps = 0
         self.size = (0, 0)
         self.multiple = 8
+        self._bytes = 0
         self.device_map: dict[str, str] = {}
         self._images = self._steps_done = self._pixel_steps = 0
         self._work_s = 0.0
@@ -84,6 +85,7 @@ class Program:
             raise ValueError(f"{index['_class_name']} makes no image of a text alone, step by step")
         parts = parts_of(self._path, index)
         where = placed({name: part.size for name, part in parts.items()}, self._room)
+        self._bytes = sum(part.size for part in parts.values())
         self.device_map = {name: self._devices[device] for name, device in where.items()}
         dtype = self._chosen_dtype()
         loaded = {name: self._load_part(name, part, dtype) for name, part in parts.items()}
@@ -133,10 +135,14 @@ class Program:
 
     def facts(self) -> dict[str, Any]:
         return {
-            "pipeline": type(self._pipeline).__name__,
-            "size": f"{self.size[0]}x{self.size[1]}",
-            "size_multiple": self.multiple,
-            "steps": self.steps,
+            "size_bytes": self._bytes,
+            "capabilities": ["image_generation"],
+            "meta": {
+                "pipeline": type(self._pipeline).__name__,
+                "size": f"{self.size[0]}x{self.size[1]}",
+                "size_multiple": self.multiple,
+                "steps": self.steps,
+            },
             "devices": self.device_map,
         }
 
@@ -214,7 +220,7 @@ class Program:
     ) -> bytes:
         """Makes one image. Raises CallerGone at the end of the step in which the client has left."""
         call.check_caller()
-        began = time.monotonic()
+        began, before = time.monotonic(), self._steps_done
 
         def after_step(_: Any, step: int, __: Any, kept: dict[str, Any]) -> dict[str, Any]:
             self._steps_done += 1
@@ -239,6 +245,11 @@ class Program:
             words["guidance_scale"] = order.guidance
         try:
             made = self._pipeline(**words).images[0]
+        except (ValueError, IndexError) as error:
+            if self._steps_done > before:
+                raise
+            why = f"this pipeline takes no {size[0]}x{size[1]} in {steps} steps: {str(error)[:200]}"
+            raise EngineFault(400, why, "bad_request") from None
         finally:
             self._work_s += time.monotonic() - began
         self._images += 1
@@ -261,3 +272,7 @@ def class_of(name: str, part: PipelinePart) -> Any:
     if (found := getattr(library, part.kind, None)) is None:
         raise ValueError(f"{name} is a {part.library}.{part.kind}: neither diffusers nor transformers has it here")
     return found
+
+
+Program = DiffusersProgram
+"""As `hive.runner.entry` looks for it."""

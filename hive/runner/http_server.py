@@ -258,6 +258,7 @@ class EngineCall:
         if self.has_begun:
             self.event(fault.shape(), "error")
         else:
+            self.cost = ""
             self.answer_json(fault.shape(), status=fault.status)
 
     def close(self) -> None:

@@ -71,12 +71,14 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]`: one model of the pool. Requests ask for NAME."""
 
-    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote|whisper)$")] = "llama"
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote|whisper|diffusers)$")] = (
+        "llama"
+    )
     file: Annotated[
         str,
         _s(
-            "Its GGUF file, its directory for vLLM or Whisper, or its name at Ollama or a remote server where that is "
-            "another.",
+            "Its GGUF file, its directory for vLLM, Whisper or diffusers, or its name at Ollama or a remote server "
+            "where that is another.",
             pattern=r"^(/.*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$",
             expected="an absolute path, or the name of a model at its server",
         ),
@@ -152,9 +154,12 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Annotated[
         str, _s("Whether it thinks where a request does not say: auto, on, off.", pattern="^(auto|on|off)$")
     ] = "auto"
+    steps: Annotated[
+        int, _s("Of diffusers: steps of an image where a request does not say; 0: the pipeline's own.", ge=0, le=1000)
+    ] = 0
 
 
-OLLAMA, REMOTE = "ollama", "remote"
+OLLAMA, REMOTE, DIFFUSERS = "ollama", "remote", "diffusers"
 CATEGORIES = {"whisper": "audio", "diffusers": "image", "comfyui": "image"}
 """Kinds of server (hive.runner) whose models are all of one category."""
 OF_TEXT = ("context", "parallel", "adapters", "chat_template", "thinking")
@@ -195,7 +200,8 @@ def _why_not_of_runner(kind: str, values: Mapping[str, Any]) -> tuple[str, str]:
     category = CATEGORIES[kind]
     if values.get("category", category) != category:
         return "category", f"every model with backend = {kind} is {category}: leave it out"
-    told = next((key for key in (*OF_TEXT, *OF_SPECULATION) if key in values), "")
+    others = () if kind == DIFFUSERS else ("steps",)
+    told = next((key for key in (*OF_TEXT, *OF_SPECULATION, *others) if key in values), "")
     return (told, f"it has no effect with backend = {kind}: leave it out") if told else ("", "")
 
 
@@ -213,6 +219,8 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     file = values.get("file", "")
     if values.get("backend") == REMOTE:
         return _why_not_remote(file, values)
+    if values.get("steps") and values.get("backend") not in CATEGORIES:
+        return "steps", "only a model with backend = diffusers has it"
     if key := next((key for key in OF_REMOTE if values.get(key)), ""):
         return key, "only a model with backend = remote has one"
     if values.get("adapters") and values.get("backend") != VLLM:

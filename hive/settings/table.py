@@ -205,6 +205,14 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
             expected="an absolute path",
         ),
     ] = "/opt/hive-whisper/bin/hive-runner"
+    diffusers_program: Annotated[
+        str,
+        _s(
+            "The hive-runner for diffusers, in an environment of its own (pip install 'hive[diffusers]').",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/opt/hive-diffusers/bin/hive-runner"
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384
     )

@@ -113,7 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_file",
         "_got",
-        "_is_ending",
+        "_is_last",
         "_more",
         "_parser",
         "_paused",
@@ -137,9 +137,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._got = self._paused = False
         self._more: deque[bytes] | None = None
         self._file: FileSending | None = None
-        """A request with a file in it, until the answer's end."""
-        self._is_ending = False
-        """The other side was told that nothing more is wanted."""
+        """The request with a file in it."""
+        self._is_last = False
+        """True if the connection ends with this answer: a file may not be sent whole yet, or nothing more is wanted."""
         self.idle_since = 0.0
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reused = reused
         self._got = False
         self._parser = ResponseParser(self._pool.known)
-        self._sent = True
+        self._sent = self._is_last = True
         sock: socket.socket = self._transport.get_extra_info("socket")
         self._file = FileSending(sock, body, self._on_unreadable)
 
@@ -203,7 +203,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Tells the other side that nothing more is wanted, and waits for its end: `receiver` gets it now. A server
         that cannot stop at once closes when it has."""
         self._receiver = receiver
-        self._is_ending = True
+        self._is_last = True
         if self._transport is not None and not self._transport.is_closing():
             if self._paused:
                 self.resume()
@@ -295,10 +295,9 @@ class UpstreamConnection(asyncio.Protocol):
         body = parser.take()
         if parser.complete:
             self._receiver = self._parser = None
-            if self._more is not None or self._is_ending or (self._file is not None and not self._file.is_done):
-                self.cancel()  # answered before it had the whole request: what is missing must not follow
+            if self._more is not None or self._is_last:  # of what it had not whole, the rest must not follow
+                self.cancel()
             elif parser.head is not None and parser.head.keep_alive:
-                self._file = None
                 self._pool.give(self)
             elif self._transport is not None:
                 self._transport.close()

@@ -6,19 +6,23 @@ The runner is a stand-in that answers recorded bytes.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hive.budgets import BudgetKind, UnitPrices
-from hive.domain import UsageEvent
+from hive.domain import BackendKind, UsageEvent
 from hive.proxy.under_way import queue_now
 from hive.queue.budgets import SpendingAccount, SpentTokens
 from hive.settings.table import Settings, TenantRow
-from tests.proxy.harness import answer, chunked, until
-from tests.proxy.test_slots import Pool, ask
+from tests.proxy.harness import Backend, Client, answer, chunked, post, until
+from tests.proxy.test_slots import Pool, ask, pooled
 from tests.proxy.test_uploads import form, hearing, part, sound, told
 
 
@@ -168,3 +172,60 @@ def known_budget(pool: Pool) -> SpendingAccount:
 
 def test_the_prices_of_budgets_are_settings() -> None:
     assert Settings().budget.prices == UnitPrices(audio_s=10.0, megapixel_step=40.0)
+
+
+# images --------------------------------------------------------------------------------------------------------------
+
+
+def draw(**fields: Any) -> bytes:
+    return post(b"/v1/images/generations", json.dumps({"model": "eye", "prompt": "a bee", **fields}).encode())
+
+
+def drawn(cost_told: str, *, images: int = 1) -> bytes:
+    body = json.dumps({"created": 1, "data": [{"b64_json": "aaaa"}] * images}).encode()
+    return answer(body).replace(b"content-length", b"x-hive-cost: %b\r\ncontent-length" % cost_told.encode(), 1)
+
+
+@asynccontextmanager
+async def seeing(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Pool, Backend, Client]]:
+    async with pooled(tmp_path, "eye", **settings) as pool:
+        row = pool.row("eye")
+        pool.tell(msgspec.structs.replace(row, backend=msgspec.structs.replace(row.backend, kind=BackendKind.COMFYUI)))
+        client = await pool.client()
+        yield pool, pool.servers["eye"], client
+        client.close()
+
+
+async def test_images_are_counted_with_the_pixels_of_all_their_steps(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as (pool, server, client):
+        server.reply = drawn("images=2; pixel_steps=1048576", images=2)
+        assert (await client.ask(draw(n=2, size="256x256", steps=8)))[0] == 200
+        event = pool.proxy.events[-1]
+        assert (*cost(event), event.work) == ("images", 2.0, False, False, 200, 1048576.0)
+        line = pool.proxy.path.slots.pooled["eye-1"].line
+        assert (line.unit.name, line.rate.is_measured, line.guess.of(10.0)) == ("pixel_steps", True, 10.0)
+        scrape = b"".join(pool.proxy.path.metrics.exposition())
+        for unit, amount in (("images", b"2.0"), ("pixel_steps", b"1.048576e+06")):
+            assert b'hive_proxy_work_total{tenant="default",unit="%b"} %b' % (unit.encode(), amount) in scrape
+
+
+async def test_images_whose_steps_are_not_told_count_with_those_asked_for(tmp_path: Path) -> None:
+    async with seeing(tmp_path, tenants={"default": TenantRow(tokens_per_day=1000)}) as (pool, server, client):
+        account = known_budget(pool)
+        server.reply = drawn("images=1")
+        assert (await client.ask(draw(size="1000x1000", steps=10)))[0] == 200
+        event = pool.proxy.events[-1]
+        assert (*cost(event), event.work) == ("images", 1.0, True, False, 200, 1e7)
+        assert account.used(BudgetKind.DAY) == 400
+
+
+async def test_a_stream_of_images_is_whole_with_its_last_image(tmp_path: Path) -> None:
+    step, image = (b'data: {"type":"image_generation.%b"}\n\n' % name for name in (b"progress", b"completed"))
+    async with seeing(tmp_path) as (pool, server, client):
+        server.reply = chunked(step, step, image, step, image, b"data: [DONE]\n\n").replace(
+            b"\r\n", b"\r\nx-hive-cost: images=2; pixel_steps=2000\r\n", 1
+        )
+        client.writer.write(draw(n=2, stream=True))
+        await client.reader.readuntil(b"0\r\n\r\n")
+        event = pool.proxy.events[-1]
+        assert (*cost(event), event.work) == ("images", 2.0, False, False, 200, 2000.0)

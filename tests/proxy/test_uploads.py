@@ -271,6 +271,14 @@ async def test_a_client_that_leaves_amid_its_upload_leaves_nothing(tmp_path: Pat
         assert not server.requests
 
 
+async def test_a_file_that_stands_still_ends_like_any_slow_body(tmp_path: Path) -> None:
+    async with hearing(tmp_path, body_idle_s=0.3) as (pool, server, client):
+        client.writer.write(form(sound(), part(b"model", b"whisper"))[:-50_000])
+        assert error_of(await client.answer())[0] == 408
+        assert pool.proxy.path.uploads.budget.used == 0
+        assert not server.requests
+
+
 async def test_an_agent_has_its_share_of_the_disk(tmp_path: Path) -> None:
     """A file of the largest size each may always have; what is more is refused while others are let in."""
     async with hearing(tmp_path, upload_max_mb=1, upload_disk_mb=8) as (pool, _, client):

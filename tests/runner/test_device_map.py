@@ -21,8 +21,8 @@ from tests.diffusers_runner import pipeline
 def test_no_account_is_given_more_than_it_holds(parts: dict[str, int], room: list[int]) -> None:
     try:
         where = placed(parts, room)
-    except ValueError as error:
-        assert "fits on no device" in str(error)
+    except ValueError:  # something fits nowhere
+        assert max(parts.values()) > min(held * (1 - WORKING_SHARE) - sum(parts.values()) for held in room)
         return
     assert where.keys() == parts.keys()
     for device, held in enumerate(room):

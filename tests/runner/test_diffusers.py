@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import shutil
 import socket
@@ -60,7 +59,7 @@ def test_every_class_makes_images_also_split_over_two_devices(kind: str) -> None
     for more in ((), ("--device", "cpu=2", "--device", "cpu=2")):
         with served(pipeline(kind), more) as runner, runner.client() as client:
             model = client.get("/v1/models").json()["data"][0]
-            assert (model["id"], model["pipeline"]) == ("tiny", CLASSES[kind])
+            assert (model["id"], model["meta"]["pipeline"]) == ("tiny", CLASSES[kind])
             answer = client.post(IMAGES, json=BEE)
             assert answer.headers["x-hive-cost"] == "images=1; pixel_steps=12288"
             found += images(answer)
@@ -140,6 +139,7 @@ def test_a_stream_tells_each_step_then_each_image(client: httpx.Client) -> None:
         ({"prompt": ""}, "prompt is missing"),
         ({"n": 11}, "from 1 to 10"),
         ({"image": "x"}, "image is not known"),
+        ({"steps": 1000}, "takes no 64x64 in 1000 steps"),  # DDIM's timesteps begin at 1 (diffusers 0.42.1)
     ],
 )
 def test_what_it_cannot_make_is_refused_before_any_work(client: httpx.Client, more: dict[str, Any], why: str) -> None:
@@ -147,7 +147,6 @@ def test_what_it_cannot_make_is_refused_before_any_work(client: httpx.Client, mo
     answer = client.post(IMAGES, json={**BEE, **more})
     assert answer.status_code == 400
     assert why in answer.json()["error"]["message"]
-    assert "x-hive-cost" not in answer.headers
     assert metric(client, "steps_total") == before
 
 
@@ -179,10 +178,11 @@ def test_a_client_that_leaves_ends_the_work_within_a_step(
 ) -> None:
     """The next one waits for that step, and for no more: not one of the other steps is done."""
     before, made = metric(client, "steps_total"), metric(client, "images_total")
-    connection = asked(runner, {**BEE, "steps": 1000, "stream": True})
+    connection = asked(runner, {**BEE, "steps": 900, "stream": True})
     came = b""
     while b'"step": 2,' not in came:
-        came += connection.recv(65536)
+        came += (piece := connection.recv(65536))
+        assert piece
     if way == "close":
         connection.close()
     else:
@@ -191,14 +191,14 @@ def test_a_client_that_leaves_ends_the_work_within_a_step(
             pass
         connection.close()
     assert images(client.post(IMAGES, json=BEE))
-    assert metric(client, "steps_total") - before < 1000
+    assert metric(client, "steps_total") - before < 900
     assert metric(client, "images_total") - made == 1
 
 
 def test_a_client_that_leaves_while_it_waits_is_never_worked_for(runner: DiffusersRunner, client: httpx.Client) -> None:
     made = metric(client, "images_total")
-    first = asked(runner, {**BEE, "steps": 1000, "stream": True})
-    first.recv(65536)
+    first = asked(runner, {**BEE, "steps": 900, "stream": True})
+    assert first.recv(65536).startswith(b"HTTP/1.1 200")
     second = asked(runner, {**BEE, "n": 10})
     while metric(client, "waiting") < 1:
         pass
@@ -225,15 +225,15 @@ def test_calls_are_worked_on_one_at_a_time(runner: DiffusersRunner) -> None:
 
 
 def test_without_memory_it_says_so_and_ends_with_77() -> None:
-    """A limit of the address space that its weights fit in, and a large image does not."""
+    """Within a limit of the address space a small image is made, and what a large one takes is not there."""
     with served(pipeline("sd")) as runner:
         import resource
 
         status = Path(f"/proc/{runner.process.pid}/status").read_text()
         now = int(status.split("VmSize:")[1].split()[0]) * 1024
-        resource.prlimit(runner.process.pid, resource.RLIMIT_AS, (now + (256 << 20), now + (256 << 20)))
-        with runner.client() as client, contextlib.suppress(httpx.TransportError):
-            answer = client.post(IMAGES, json={**BEE, "size": "4096x4096", "steps": 1})
+        resource.prlimit(runner.process.pid, resource.RLIMIT_AS, (now + (32 << 20), now + (32 << 20)))
+        with runner.client() as client:
+            answer = client.post(IMAGES, json={**BEE, "size": "1536x1536", "steps": 1})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
         assert runner.process.wait(30) == 77
 

@@ -110,9 +110,8 @@ NAMES = st.sampled_from(
 def test_any_body_is_an_order_or_a_refusal(body: dict[str, Any], plain: bool) -> None:
     try:
         order = read_generate(body) if plain else read_order(body)
-    except EngineFault as fault:
-        assert fault.status == 400
-    else:
-        assert order.prompt
-        assert 1 <= order.number <= 10
-        assert cost_of(order.number, order.size or (64, 64), order.steps or 1).startswith("images=")
+    except EngineFault:  # every one of them is a 400 (above)
+        return
+    assert order.prompt
+    assert 1 <= order.number <= 10
+    assert cost_of(order.number, order.size or (64, 64), order.steps or 1).startswith("images=")

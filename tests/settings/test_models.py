@@ -49,7 +49,7 @@ def test_both_places_describe_models(tmp_path: Path) -> None:
         (
             "[model a]\nfile = /x\nbackend = tgi\n",
             "",
-            "a] backend: expected one of llama, vllm, ollama, remote, whisper, found 'tgi'",
+            "a] backend: expected one of llama, vllm, ollama, remote, whisper, diffusers, found 'tgi'",
         ),
         ("[model a]\nfile = a:8b\n", "", "hive.conf:2: [model a] file: expected an absolute path, found 'a:8b'"),
         ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:2: [model a] file: expected the model's name at O"),
