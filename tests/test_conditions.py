@@ -21,6 +21,7 @@ from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import (
     adapters,
     backends,
+    comfyui,
     docker,
     files,
     governance,
@@ -245,6 +246,8 @@ CASES: dict[str, Case] = {
         {"slots": [{**SLOT, "state": "failed", "last_error": "no tensors"}]}
     ),
     "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
+    "comfyui_no_workflow": lambda: comfyui.judge_workflows("/etc/hive/comfyui", {}),
+    "comfyui_workflow_broken": lambda: comfyui.judge_workflows("/w", {"a.json": "it is not JSON", "b.json": "no"}),
     "speculation_without_numba": lambda: speculation.judge_numba(["m"], "/opt/vllm/bin/vllm", lacks=True),
     "speculation_other_vocabulary": lambda: speculation.judge_drafts([("m", "vllm", 32000, 32001)]),
     "adapters_no_dir": lambda: adapters.judge_dir(adapters.FoundDirectory(P, "it is not there"), "required"),
