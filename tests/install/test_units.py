@@ -318,9 +318,7 @@ def test_of_all_models_of_the_pool_the_runner_before_comfyui_alone_has_the_loopb
     drop_in = SYSTEMD / f"{unit_of_slot(slot_id('comfyui'))}.d" / "network.conf"
     lines = [line for line in drop_in.read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["[Service]", "PrivateNetwork=no"]
-    assert [path for path in SYSTEMD.iterdir() if path.suffix == ".d" and "hive-model@" in path.name] == [
-        drop_in.parent
-    ]
+    assert list(SYSTEMD.glob("hive-model@*.d")) == [drop_in.parent]
     model = read("hive-model@.service")
     assert (model.all("IPAddressDeny"), model.all("IPAddressAllow")) == (["any"], ["localhost"])
 

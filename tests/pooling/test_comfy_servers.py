@@ -1,4 +1,4 @@
-"""What a ComfyUI holds, asked of a real runner before a stand-in; the helper that starts it is played."""
+"""Memory that a ComfyUI holds, asked of a real runner before a stand-in; the helper that starts it is played."""
 
 from __future__ import annotations
 
