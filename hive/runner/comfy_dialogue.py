@@ -329,8 +329,8 @@ def _clean(value: Any) -> str:
 
 
 class ComfyMemory(NamedTuple):
-    """Memory that ComfyUI holds. `device`: `cuda`, `cpu`, …; `held_bytes`: its tensors there and what it keeps for more of
-    them, None where it does not tell (a CPU's memory is everybody's)."""
+    """Memory that ComfyUI holds. `device`: `cuda`, `cpu`, …; `held_bytes`: its tensors there and what it keeps for more
+    of them, None where it does not tell (a CPU's memory is everybody's)."""
 
     device: str
     name: str
