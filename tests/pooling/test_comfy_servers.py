@@ -81,5 +81,5 @@ async def test_the_prompts_in_its_queue_count_as_waiting_there(box: ComfyBox) ->
     assert (await control.busy()).places == 1
     assert await control.version() == "0.3.64"
     assert [model.name for model in await control.models()] == ["comfy/plain"]
-    assert await control.loaded() == {"comfy/plain"}
+    assert await control.loaded() == frozenset({"comfy/plain"})
     assert await control.health()
