@@ -29,6 +29,7 @@ from hive.doctor.checks import (
     memory,
     parking,
     pool,
+    runner_programs,
     running,
     sandboxes,
     speculation,
@@ -245,6 +246,9 @@ CASES: dict[str, Case] = {
         {"slots": [{**SLOT, "state": "failed", "last_error": "no tensors"}]}
     ),
     "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
+    "runner_program_missing": lambda: runner_programs.judge_programs(
+        [runner_programs.RunnerProgram("m", "whisper", "/opt/w/bin/hive-runner", "it is not there")]
+    ),
     "speculation_without_numba": lambda: speculation.judge_numba(["m"], "/opt/vllm/bin/vllm", lacks=True),
     "speculation_other_vocabulary": lambda: speculation.judge_drafts([("m", "vllm", 32000, 32001)]),
     "adapters_no_dir": lambda: adapters.judge_dir(adapters.FoundDirectory(P, "it is not there"), "required"),

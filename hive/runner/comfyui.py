@@ -302,17 +302,18 @@ class Program:
         body = call.json()
         workflow = self._workflow(body.get("model"))
         order = read_order(body, inputs=True)
-        made, pixel_steps = list[MadePicture](), 0
+        made, pixel_steps, tells_steps = list[MadePicture](), 0, True
         try:
             for number, run in enumerate(planned(workflow, body, secrets.randbelow)):
                 for picture in self._pictures(call, workflow, run, number, order):
                     made.append(picture)
-                    pixel_steps += picture.size[0] * picture.size[1] * run.steps
+                    pixel_steps += picture.size[0] * picture.size[1] * (run.steps or 0)
+                tells_steps = tells_steps and run.steps is not None
         except (EngineFault, ComfyOutOfMemory):
             self._failed += 1
             raise
         self._made += len(made)
-        call.cost = f"images={len(made)}; pixel_steps={pixel_steps}"
+        call.cost = f"images={len(made)}" + (f"; pixel_steps={pixel_steps}" if tells_steps else "")
         created = int(time.time())
         if not order.streams:
             call.answer_json(told_images(created, order, made[0].size, [(one.data, one.seed) for one in made]))

@@ -345,11 +345,11 @@ MOST_IMAGES = 10
 
 
 class PlannedRun(NamedTuple):
-    """One prompt for ComfyUI. `steps`: of each pixel, as far as the inputs tell, else 1."""
+    """One prompt for ComfyUI. `steps`: the most that a node of it is told to work; None where none is told."""
 
     graph: Mapping[str, Any]
     values: Mapping[str, Any]
-    steps: int
+    steps: int | None
 
 
 def planned(workflow: Workflow, body: Mapping[str, Any], draw: Callable[[int], int]) -> list[PlannedRun]:
@@ -372,12 +372,22 @@ def planned(workflow: Workflow, body: Mapping[str, Any], draw: Callable[[int], i
     elif "n" in workflow.inputs and workflow.inputs["n"].default is None:
         given["n"] = 1
     values = _checked(workflow, given, draw)
-    steps = values.get("steps", 1)
     made = []
     for run in range(runs):
         own = values if not run else values | {"seed": _next_seed(workflow.inputs["seed"], values["seed"], run)}
-        made.append(PlannedRun(workflow.filled(own), own, steps if isinstance(steps, int) else 1))
+        graph = workflow.filled(own)
+        made.append(PlannedRun(graph, own, steps_in(graph)))
     return made
+
+
+def steps_in(graph: Mapping[str, Any]) -> int | None:
+    """The steps that a graph tells its samplers to work, the most of them.
+
+    >>> steps_in({"3": {"inputs": {"steps": 20}}, "4": {"inputs": {"steps": ["7", 0]}}}), steps_in({})
+    (20, None)
+    """
+    told = [node["inputs"].get("steps") for node in graph.values()]
+    return max((steps for steps in told if isinstance(steps, int) and not isinstance(steps, bool)), default=None)
 
 
 def _given(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:

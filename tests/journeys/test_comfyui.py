@@ -133,7 +133,11 @@ def test_its_memory_is_given_back_when_the_pool_unloads_it(hive: Stack, box: Com
     hive.post("/api/models/comfyui/unload")
     until(lambda: comfyui(hive)["state"] == "cold", within_s=30, what="it is unloaded")
     assert 'POST /free {"unload_models": true, "free_memory": true}' in box.asked()
-    until(lambda: not box.at_comfy("/system_stats")["devices"][0]["torch_vram_total"], within_s=10, what="it is given back")
+    until(
+        lambda: not box.at_comfy("/system_stats")["devices"][0]["torch_vram_total"],
+        within_s=10,
+        what="it is given back",
+    )
 
 
 def test_without_a_comfyui_its_models_are_refused_in_words(box: ComfyBox) -> None:

@@ -198,6 +198,13 @@ def test_what_a_killed_runner_left_is_removed_when_the_next_one_begins(slow: Com
     assert "1 prompts of an earlier runner are removed" in slow.said()
 
 
+def test_a_workflow_that_tells_no_steps_tells_no_cost_of_them(box: ComfyBox) -> None:
+    told = json.loads(workflow())
+    del told["workflow"]["3"], told["inputs"]["steps"]
+    (box.workflows / "stepless.json").write_text(json.dumps(told))
+    assert box.generate(model="comfy/stepless")[2] == "images=1"
+
+
 def test_its_memory_is_told_and_given_back_when_the_runner_ends(box: ComfyBox) -> None:
     assert box.ask("GET", "/comfyui/state")[1]["held_bytes"] == 0
     box.generate()
