@@ -55,4 +55,7 @@ def _number(file: BinaryIO, form: str) -> int:
 
 
 def _text(file: BinaryIO) -> bytes:
-    return file.read(_number(file, "<H"))
+    size = _number(file, "<H")
+    if len(raw := file.read(size)) < size:
+        raise BadRequest("it ends within a name")
+    return raw

@@ -59,7 +59,6 @@ SPEC = BackendSpec(
     prefix_cache="none",
     why_not_flush="diffusers keeps nothing of a request",
     model_format="diffusers",
-    engine_mb=450,
     program=lambda inference: inference.diffusers_program,
     launch=launch,
 )

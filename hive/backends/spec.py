@@ -160,8 +160,6 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     stops_late: bool = False
     """True if a request that is given up keeps its place until the server closes its connection: what it runs stops
     between two windows of sound, or two steps, only. It is told by a half-close."""
-    engine_mb: int = 0
-    """Memory (MiB) of its process without any weights, for an estimate, where that is much beside a small model's."""
     is_remote: bool = False
     """An operator names its address. Whose it is nobody here knows: it may ask for a key, and for money."""
     is_canned: bool = False

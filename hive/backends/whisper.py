@@ -57,7 +57,6 @@ SPEC = BackendSpec(
     prefix_cache="none",
     why_not_flush="Whisper keeps nothing of a request",
     model_format="whisper",
-    engine_mb=160,
     program=lambda inference: inference.whisper_program,
     launch=launch,
 )

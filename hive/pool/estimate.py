@@ -55,9 +55,12 @@ class EngineNeed(msgspec.Struct, frozen=True):
 ENGINES = {
     ("whisper", True): EngineNeed(3.0, 220 * MIB),
     ("whisper", False): EngineNeed(1.3, 600 * MIB),
+    ("diffusers", True): EngineNeed(2.2, 450 * MIB),
+    ("diffusers", False): EngineNeed(1.2, 2048 * MIB),
 }
-"""By kind of server, and whether it is on the CPU. Whisper there: weights of 16 bit become 32 (at most 438 MB for the 78
-MB of tiny.en, 722 for the 148 of base, with CTranslate2 4.8); on a GPU it was not measured."""
+"""By kind of server, and whether it is on the CPU. Whisper there: weights of 16 bit become 32 (tiny.en of 78 MB took
+438 MB at most, base of 148 MB 722, with CTranslate2 4.8). diffusers there: 410 MB with a pipeline of 2 MB (torch 2.13,
+diffusers 0.42), and half precision becomes 32 bits. Neither was measured on a GPU."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):

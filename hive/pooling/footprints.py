@@ -15,12 +15,11 @@ from pathlib import Path
 import msgspec
 
 from hive.backends.entries import ModelEntry
-from hive.backends.kinds import spec_of
 from hive.domain import BackendKind
 from hive.errors import HiveError
 from hive.pool.estimate import ENGINES, EstimateSource, MemoryEstimate, ModelFacts, estimate
 from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
-from hive.pool.state import CPU, MIB
+from hive.pool.state import CPU
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
 from hive.pooling.workflow_facts import read_workflow_facts
 from hive.settings.table import Settings
@@ -130,8 +129,7 @@ class Footprints:
         found = estimate(known, self._settings().pool.estimate_margin_percent)
         if found is None or found.source in (EstimateSource.LEARNT, EstimateSource.ENTRY):
             return found  # its draft is in it
-        engine = spec_of(entry.kind).engine_mb * MIB
-        return MemoryEstimate(found.bytes + engine + self.draft_bytes(entry), found.source)
+        return MemoryEstimate(found.bytes + self.draft_bytes(entry), found.source)
 
     def load_s(self, entry: ModelEntry, gpu: str) -> float:
         """The p95 of its loads; 4 s and 1.5 GB/s where none was measured."""

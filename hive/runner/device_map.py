@@ -1,4 +1,4 @@
-"""Places of a pipeline's parts on several GPUs, by the memory that the pool has granted on each. Pure; standard library.
+"""Places of a pipeline's parts on several GPUs, by the memory that the pool has granted on each. Standard library only.
 
 diffusers' own `balanced` puts a part that fits nowhere in the host's memory, and says nothing (0.42.1): that memory
 nobody has granted, so here it is an error.
