@@ -118,7 +118,7 @@ def test_images_and_pixel_steps_are_counted(hive: Stack) -> None:
     hive.create("bob", "idler.py")
 
     def rows() -> Any:
-        return [row for row in hive.get("/api/usage", since="1h", by="agent")["agents"] if row["agent"] == "bob"]
+        return [row for row in hive.get("/api/usage", since="1h", by="agent")["agents"] if row["name"] == "bob"]
 
     with client_of(hive, "bob") as client:
         draw(client, n=2, extra_body={"steps": 3})
@@ -153,7 +153,7 @@ def test_a_runner_that_is_killed_in_the_middle_is_told_and_started_anew(
     asking.start()
 
     def states() -> list[str]:
-        return [row["state"] for row in hive.get("/api/queue")["running"]]
+        return [row["state"] for row in hive.get("/api/queue")["requests"]]
 
     until(lambda: "waiting" in states(), within_s=30, what="its server is at work on it")
     (pid,) = runner_pids(folder)
