@@ -322,7 +322,11 @@ class RunnerServer:
                 said(f"accept failed: {error}")
                 time.sleep(1)
                 continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except (RuntimeError, MemoryError) as error:  # "can't start new thread": nobody would be answered any more
+                said(f"no memory for a connection: {error}")
+                end(OUT_OF_MEMORY)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
