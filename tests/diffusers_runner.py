@@ -64,14 +64,21 @@ def pipeline(kind: str) -> Path:
 
 
 def runner_program(folder: Path) -> Path:
-    """A `hive-runner` of that environment, as its console script would be, with this tree's code."""
+    """A `hive-runner` of that environment, as its console script would be, with this tree's code. With one thread:
+    more of them mostly wait for each other, with so small a model, and spin."""
     if (venv := environment()) is None:
         pytest.skip(LACKING)
     program = folder / "hive-runner"
     python = venv / "bin" / "python"
-    program.write_text(
-        f"#!{python}\nimport sys\nsys.path.insert(0, {str(TREE)!r})\nfrom hive.runner.entry import run\n\nrun()\n"
+    lines = (
+        f"#!{python}",
+        "import os, sys",
+        "os.environ.setdefault('OMP_NUM_THREADS', '1')",
+        f"sys.path.insert(0, {str(TREE)!r})",
+        "from hive.runner.entry import run",
+        "run()",
     )
+    program.write_text("\n".join(lines) + "\n")
     program.chmod(0o755)
     return program
 
@@ -90,7 +97,7 @@ def started(model: Path, more: Sequence[str] = ()) -> Iterator[DiffusersRunner]:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "HOME": str(folder)},
             ) as process,
         ):
             try:

@@ -30,7 +30,11 @@ def launch(order: Order) -> Launch:
         *(word for device in devices for word in ("--device", device)),
         *(("--steps", str(order.steps)) if order.steps else ()),
     )
-    return runner_launch(BackendKind.DIFFUSERS, order, program_key="diffusers_program", flags=flags, environment={})
+    # Threads that wait for each other give their core away: a small image took 100 times as long on a busy box (seen).
+    patient = {"OMP_WAIT_POLICY": "PASSIVE"}
+    return runner_launch(
+        BackendKind.DIFFUSERS, order, program_key="diffusers_program", flags=flags, environment=patient
+    )
 
 
 SPEC = BackendSpec(
