@@ -77,7 +77,7 @@ class Share:
         return min(CARRIED_MAX_TOKENS, settled), min(CARRIED_MAX_TOKENS, settled + pending)
 
     def counted_elsewhere(self) -> float:
-        """What counts here of other lines, without the bound."""
+        """The tokens of other lines that count here, without the bound."""
         return self._had_elsewhere() - self.had_before
 
     def count_elsewhere(self, tokens: float) -> None:
