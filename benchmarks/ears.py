@@ -33,7 +33,7 @@ OWN_MB = 200
 
 
 def measured(folder: Path, agents: int, requests: int) -> tuple[list[Wanted], float, str]:
-    """What was made of every request, the seconds of all, and how the work compared at the end."""
+    """The requests that were made, the seconds of all, and how the work compared at the end."""
     room = room_mb(NEED_MB)
     text = config(folder, room=room)
     clip = whisper.speech(folder / "clip.wav")

@@ -144,8 +144,8 @@ class BackendKind(StrEnum):
     DEMO = "demo"
     REMOTE = "remote"
     WHISPER = "whisper"
-    COMFYUI = "comfyui"
     DIFFUSERS = "diffusers"
+    COMFYUI = "comfyui"
 
 
 DEMO_SERVER = "hive-demo"

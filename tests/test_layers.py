@@ -105,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor.checks.comfyui": AROUND | {"doctor", "runner.workflow"},  # the files that a runner reads
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry

@@ -89,7 +89,7 @@ UNITS = {"tokens": ("tokens", 1.0), "audio_s": ("s of audio", 1.0), "pixel_steps
 
 
 def compared(answer: Answer) -> str:
-    """What a second of each server's work is, and what it counts as in everybody's account.
+    """Tells what a second of each server's work is, and what it counts as in everybody's account.
 
     >>> print(compared({"tokens_per_gpu_s": 240.0, "work": [
     ...     {"model": "qwen3-8b", "unit": "tokens", "per_s": 240.0, "is_measured": True},
@@ -159,7 +159,7 @@ def _model(answer: Answer) -> str:
 
 
 def _units(answer: Answer) -> list[tuple[str, str]]:
-    """What it cost where that is no tokens, in place of these.
+    """The line of its cost where that is no tokens, in place of the one of tokens.
 
     >>> _units({"unit": "images", "amount": 2.0, "work": 13107200.0, "estimated": True})
     [('Images', '2, 13.1 Mpixel-steps (estimated)')]

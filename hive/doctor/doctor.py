@@ -18,6 +18,7 @@ from hive.conditions import FoundCondition
 from hive.doctor.checks import (
     adapters,
     backends,
+    comfyui,
     docker,
     files,
     governance,
@@ -52,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
     *stores.CHECKS,
     *backends.CHECKS,
     *pool.CHECKS,
+    *comfyui.CHECKS,
     *runner_programs.CHECKS,
     *speculation.CHECKS,
     *adapters.CHECKS,

@@ -53,6 +53,7 @@ DAEMONS = frozenset(
             "registry",
             "governance",
             "runner",
+            "comfyui",
         ),
         "adapters",
     }

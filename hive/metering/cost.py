@@ -12,7 +12,7 @@ BYTES_PER_TOKEN = 4
 
 
 class RequestCost(msgspec.Struct, frozen=True):
-    """What a request has cost; None is unknown, which is not 0. `estimated`: `tokens_out` are events that were relayed,
+    """The cost of a request; None is unknown, which is not 0. `estimated`: `tokens_out` are events that were relayed,
     or `amount` is by what got through. Of a `unit` that is not tokens, `amount` of it, and `work` as `UsageEvent`."""
 
     tokens_in: int | None = None

@@ -288,7 +288,7 @@ class Exchange:
                 self.prepared = prepared = self._prepare(request)
                 self._3_not_too_often(prepared)
                 if prepared.decided.endpoint.form:
-                    self._4_begin_form(prepared)
+                    self._begin_form(prepared)
             except HiveError as error:
                 self._refusal = error
         if self._refusal is not None and not answered_later(request):
@@ -345,7 +345,7 @@ class Exchange:
         self._held.is_in(self)
         prepared = self.prepared
         if self._upload is not None and self._refusal is None:
-            self._4_end_form(self._upload, request)
+            self._end_form(self._upload, request)
         if self._refusal is not None:
             self.refuse(self._refusal)
         elif prepared is not None and prepared.decided.endpoint.body:
@@ -459,13 +459,13 @@ class Exchange:
         if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
 
-    def _4_begin_form(self, prepared: Prepared) -> None:
+    def _begin_form(self, prepared: Prepared) -> None:
         """Its body is a form with a file, which goes to the disk as it comes. Raises WrongMediaType, BadRequest,
         Saturated."""
         entry, target = prepared.entry, prepared.decided.endpoint.name
         self._upload = FormUpload(self._path.uploads, entry.uploads, target, prepared.request)
 
-    def _4_end_form(self, upload: FormUpload, request: Request) -> None:
+    def _end_form(self, upload: FormUpload, request: Request) -> None:
         """From here on its text fields are its body."""
         try:
             text = upload.end(self)

@@ -96,6 +96,8 @@ class Slot:
         """The name by which its server knows its model, where that is another than Hive's."""
         self.adapter = ""
         """The adapter with which its server started: requests reach it by the routes of adapters alone."""
+        self.stops_late = False
+        """Whether a request that is given up keeps its place until its server has stopped."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line
@@ -155,6 +157,7 @@ class Slot:
         if backend is not None and (capability := without_text(backend)):
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
+        self.stops_late = backend is not None and spec_of(backend.kind).stops_late
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
         category = "" if backend is None else spec_of(backend.kind).category
         self.line.use_unit(WORK_UNITS[UNIT_OF_CATEGORY.get(category, UsageUnit.TOKENS)])
@@ -178,11 +181,6 @@ class Slot:
     def takes_slot(self, target: str) -> bool:
         """Whether a request to it at this path may name its slot."""
         return self.backend is not None and target in spec_of(self.backend.kind).requests.takes_slot
-
-    @property
-    def stops_late(self) -> bool:
-        """Whether a request that is given up keeps its place until its server has stopped."""
-        return self.backend is not None and spec_of(self.backend.kind).stops_late
 
     def keeps(self, wishes: Wishes) -> bool:
         """Whether its server is to keep the prompt of a request with these wishes, and to use what it kept."""

@@ -29,7 +29,8 @@ WORK_UNITS = {
     UsageUnit.AUDIO_S: WorkUnit("audio_s", 8.0, 1 / 16_000),
     UsageUnit.IMAGES: WorkUnit("pixel_steps", 2e6),
 }
-"""By the unit of usage: audio by the bytes of its file, 128 kbit/s; images by the pixels of all steps asked for."""
+"""By the unit of usage: audio by the bytes of its file, at 128 kbit/s; images by the pixel steps asked for, a pixel in
+one step each."""
 
 
 class WorkRate:

@@ -79,7 +79,7 @@ class MadeImage(NamedTuple):
     kind: str
 
     def target(self, output_format: str, quality: int) -> str:
-        """Where it is fetched: as it is for PNG, else made anew by ComfyUI."""
+        """Path at which it is fetched: as it is for PNG, else made anew by ComfyUI."""
         asked = {"filename": self.filename, "subfolder": self.subfolder, "type": self.kind}
         if output_format != "png":
             asked["preview"] = f"{output_format};{quality}"
@@ -123,7 +123,7 @@ def dialogue(prompt_id: str, graph: Mapping[str, Any], output: str = "") -> Dial
 
 
 def refused(said: Said) -> WorkflowRefused:
-    """What ComfyUI says of a graph that it does not take.
+    """The words of ComfyUI about a graph that it does not take.
 
     >>> said = Said(400, b'{"error":{"message":"Prompt has no outputs","details":""},"node_errors":{}}')
     >>> refused(said).message
@@ -300,7 +300,7 @@ def images_in(row: Mapping[str, Any], output: str = "") -> list[MadeImage]:
 
 
 def failure_in(status: Mapping[str, Any]) -> Exception:
-    """What became of a prompt that did not succeed.
+    """The end of a prompt that did not succeed, as an error.
 
     >>> failure_in({"messages": [["execution_interrupted", {"node_id": "3"}]]}).message
     'somebody has interrupted it in ComfyUI'
@@ -329,8 +329,8 @@ def _clean(value: Any) -> str:
 
 
 class ComfyMemory(NamedTuple):
-    """What ComfyUI holds. `device`: `cuda`, `cpu`, …; `held_bytes`: its tensors and what it keeps for more of them on
-    that device, None where it does not tell (a CPU's memory is everybody's)."""
+    """Memory that ComfyUI holds. `device`: `cuda`, `cpu`, …; `held_bytes`: its tensors there and what it keeps for more
+    of them, None where it does not tell (a CPU's memory is everybody's)."""
 
     device: str
     name: str

@@ -209,7 +209,7 @@ class MadePicture(NamedTuple):
     seed: int
 
 
-class Program:
+class ComfyProgram:
     """One ComfyUI with its workflows, as an EngineProgram."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -221,7 +221,7 @@ class Program:
         self._failed = 0
 
     def __repr__(self) -> str:
-        return f"<Program comfyui at {self._client.url}>"
+        return f"<ComfyProgram at {self._client.url}>"
 
     def load(self) -> None:
         """Waits for ComfyUI, and removes there what a runner has left that was killed. Raises RuntimeError."""
@@ -290,7 +290,7 @@ class Program:
         call.answer_json({"object": "list", "data": rows})
 
     def state(self, call: EngineCall) -> None:
-        """What ComfyUI holds and has to do, as far as it tells."""
+        """Answers what ComfyUI holds and has to do, as far as it tells."""
         memory, version = self._client.memory()
         shape: dict[str, Any] = {"up": memory is not None, "version": version}
         if memory is not None:
@@ -361,3 +361,7 @@ class Program:
             why = told.why if isinstance(told, Unsaid) else f"it answers {told.status}"
             raise EngineFault(502, f"the image that ComfyUI made cannot be fetched: {why}", "comfyui_failed")
         return told.body
+
+
+Program = ComfyProgram
+"""As `hive.runner.entry` looks for it."""

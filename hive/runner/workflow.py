@@ -88,7 +88,7 @@ class WorkflowInput(NamedTuple):
         return value
 
     def expects(self) -> str:
-        """What it takes, in words."""
+        """Says what it takes, in words."""
         if self.type == "text":
             return f"a text of at most {self.max_bytes} bytes"
         if self.type == "switch":

@@ -99,7 +99,7 @@ class StandIn:
             return made, {"status_str": "error", "completed": False, "messages": messages}
         except (ValueError, MemoryError) as error:
             kind = "torch.OutOfMemoryError" if isinstance(error, MemoryError) else "ValueError"
-            told = {
+            failed: dict[str, Any] = {
                 "prompt_id": prompt_id,
                 "node_id": node,
                 "node_type": graph[node]["class_type"],
@@ -110,7 +110,7 @@ class StandIn:
                 "current_inputs": {},
                 "current_outputs": [],
             }
-            messages.append(["execution_error", told])
+            messages.append(["execution_error", failed])
             return made, {"status_str": "error", "completed": False, "messages": messages}
         messages.append(["execution_success", {"prompt_id": prompt_id, "timestamp": 0}])
         return made, {"status_str": "success", "completed": True, "messages": messages}
@@ -149,7 +149,12 @@ class StandIn:
                 return 400, {"error": error | {"extra_info": {}}, "node_errors": []}
         outputs = [node for node, told in graph.items() if told["class_type"] in OUTPUTS]
         if not outputs:
-            error = {"type": "prompt_no_outputs", "message": "Prompt has no outputs", "details": "", "extra_info": {}}
+            error: dict[str, Any] = {
+                "type": "prompt_no_outputs",
+                "message": "Prompt has no outputs",
+                "details": "",
+                "extra_info": {},
+            }
             return 400, {"error": error, "node_errors": []}
         for node, told in graph.items():
             for key, kind in NODES[told["class_type"]].items():

@@ -24,7 +24,7 @@ from tests.llama import program as llama_program
 EAR, EYE, WORD = "ear", "eye", "word"
 MODELS = (EAR, EYE, WORD)
 NEED_MB = {EAR: 340, EYE: 350, WORD: 330}
-"""What a first load is charged with; later ones by what was measured."""
+"""Charged for a first load; later ones are by what was measured."""
 CONTEXT = 524288
 """Makes the tiny language model's server as large as the others, some 300 MiB."""
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -152,6 +152,6 @@ def beyond_bound(made: Sequence[Wanted]) -> list[Wanted]:
 
 
 def ended_servers(hive: Stack) -> list[str]:
-    """What became of servers that did not end by an order: killed for memory, crashed, not loaded."""
+    """The servers that did not end by an order: killed for memory, crashed, not loaded."""
     acts = ("model.crashed", "model.load_failed")
     return [f"{row['act']} {row['target']}" for act in acts for row in hive.get("/api/audit", act=act)["rows"]]

@@ -61,7 +61,7 @@ def test_an_agent_asks_a_workflow_for_images(hive: Stack, box: ComfyBox) -> None
             model="comfy/plain",
             prompt="a bee",
             n=2,
-            size="64x32",  # type: ignore[arg-type] - sizes are those of OpenAI's models there
+            size="64x32",
             extra_body={"seed": 5, "steps": 1, "inputs": {}},
         )
         told, first_id = asked.parse(), asked.headers["x-request-id"]

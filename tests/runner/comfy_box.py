@@ -131,7 +131,7 @@ class ComfyBox:
         return answer.status, json.loads(data) if data.startswith(b"{") else data.decode()
 
     def at_comfy(self, path: str) -> Any:
-        """What the stand-in answers."""
+        """The stand-in's answer to `GET path`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request("GET", path)
         found = json.loads(connection.getresponse().read())

@@ -69,7 +69,9 @@ def play(talk: Generator[Ask | Wait, Event, Any], answers: Sequence[tuple[Ask | 
     raise AssertionError(f"it goes on with {asked}")
 
 
-WAITED, LEFT = (Wait, Waited(False)), (Wait, Waited(True))
+Step = tuple[Ask | type[Wait], Event]
+WAITED: Step = (Wait, Waited(False))
+LEFT: Step = (Wait, Waited(True))
 SLOW = [step for _ in range(6) for step in (WAITED, (HISTORY, NOT_YET))]
 """Looks until the queue is looked at."""
 
@@ -138,7 +140,11 @@ def test_a_graph_that_comfyui_refuses_is_told_in_its_words() -> None:
 
 def test_an_error_of_a_node_is_told_with_the_node() -> None:
     errors = [{"type": "value_not_in_list", "message": "Value not in list", "details": "ckpt_name: 'a' not in []"}]
-    error = {"type": "prompt_outputs_failed_validation", "message": "Prompt outputs failed validation", "details": ""}
+    error: dict[str, Any] = {
+        "type": "prompt_outputs_failed_validation",
+        "message": "Prompt outputs failed validation",
+        "details": "",
+    }
     nodes = {"4": {"errors": errors, "dependent_outputs": ["9"], "class_type": "CheckpointLoaderSimple"}}
     told = Said(400, json.dumps({"error": error, "node_errors": nodes}).encode())
     with pytest.raises(EngineFault, match="node 4: Value not in list: ckpt_name"):
@@ -154,8 +160,8 @@ def test_a_comfyui_that_is_not_there_is_told_at_once() -> None:
 
 
 def test_a_prompt_that_perhaps_came_there_is_taken_back() -> None:
-    gone = (QUEUE, said({"queue_running": [], "queue_pending": []}))
-    book = [(SENT, Unsaid("timed out")), (DELETED, OK), (INTERRUPTED, OK), gone, (FORGOTTEN, OK)]
+    gone: Step = (QUEUE, said({"queue_running": [], "queue_pending": []}))
+    book: list[Step] = [(SENT, Unsaid("timed out")), (DELETED, OK), (INTERRUPTED, OK), gone, (FORGOTTEN, OK)]
     with pytest.raises(EngineFault, match="timed out"):
         play(dialogue(ID, GRAPH), book)
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_a_stream_has_an_event_for_each_image_and_an_end(box: ComfyBox) -> None:
     ],
 )
 def test_what_a_workflow_does_not_take_never_reaches_comfyui(
-    box: ComfyBox, body: dict[str, object], status: int, code: str
+    box: ComfyBox, body: dict[str, Any], status: int, code: str
 ) -> None:
     found, answer, _ = box.generate(**body)
     assert (found, answer["error"]["code"]) == (status, code), answer

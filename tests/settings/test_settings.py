@@ -219,6 +219,8 @@ def another(row: SettingRow) -> str:
             "Europe/Berlin",
             "other",
             "https://h/v1",
+            "http://127.0.0.1:8188",
+            "cpu",
             "9/min",
             *row.expected.removeprefix("one of ").split(", "),
         ]
