@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,17 @@ def program(folder: Path) -> Path:
 def speech(path: Path, text: str = SPOKEN, voice: str = "en") -> Path:
     """A WAV file in which espeak-ng says `text`."""
     subprocess.run(["espeak-ng", "-v", voice, "-s", "150", "-w", str(path), text], check=True, capture_output=True)
+    return path
+
+
+def silence(path: Path, seconds: float) -> Path:
+    """A WAV file in which nobody says anything."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        for _ in range(int(seconds)):
+            file.writeframes(b"\0\0" * 8000)
     return path
 
 

@@ -37,6 +37,8 @@ from hive.queue.work_rate import TOKENS, UNMEASURED_PER_S, WorkGuess, WorkRate, 
 __all__ = ["FairQueue", "FairShares", "Flow", "QueueVerdict", "QueueView", "TenantView"]
 
 NEVER = math.inf
+SURE_S, MUCH = 10.0, 1.5
+"""Seconds that the servers of text have worked before their rate is believed, and the ratio that is another rate."""
 RETRY_MAX_S = 120.0
 UNMEASURED_MAX_S = 5.0
 """Longest guess for `Retry-After` if no request has waited to the end yet."""
@@ -69,11 +71,13 @@ class FairShares(Generic[Waiter]):
     (['a2'], <FairQueue 0 waiting, 1/1 running>)
     """
 
-    __slots__ = ("flows", "queues")
+    __slots__ = ("flows", "queues", "tokens_per_gpu_s")
 
     def __init__(self) -> None:
         self.flows = Flows()
         self.queues: dict[Line, FairQueue[Waiter]] = {}
+        self.tokens_per_gpu_s = UNMEASURED_PER_S
+        """Tokens that a second of a server's work stands for where that is no tokens."""
 
     def __repr__(self) -> str:
         return f"<FairShares {len(self.queues)} queues, {self.flows}>"
@@ -136,25 +140,33 @@ class FairShares(Generic[Waiter]):
             if position is not None and (position.waiters or queue is loaded):
                 position.set_at(position.settled + tokens)
 
-    @property
-    def tokens_per_gpu_s(self) -> float:
-        """Tokens that a second of a server's work stands for: the mean of the servers of text, as measured lately.
+    def look_at_rates(self) -> None:
+        """Lets a second stand for the mean of what the servers of text work off in one, once they have worked for a
+        while, and again where that has changed much. Then all lines of other work are counted anew, so that neither
+        their order nor what anybody has had there changes.
 
         >>> from hive.domain import UsageUnit
         >>> from hive.queue.work_rate import WORK_UNITS
         >>> shares: FairShares[str] = FairShares()
         >>> text, ears = (FairQueue(shares, depth=2, places=1) for _ in range(2))
         >>> ears.use_unit(WORK_UNITS[UsageUnit.AUDIO_S]); ann = shares.flow("ann", "acme", limit=5)
-        >>> _ = text.ask("a1", ann, expected=100, now=0.0), text.leave("a1", ann, now=2.0, cost=600)
-        >>> shares.tokens_per_gpu_s, ears.tokens_of(8.0)  # 8 s of audio are taken for a second of its work at first
-        (300.0, 300.0)
-        >>> _ = ears.ask("a2", ann, expected=300, now=2.0), ears.leave("a2", ann, now=3.0, cost=300, work=30.0)
-        >>> ears.tokens_of(8.0)  # it does 30 s of audio in a second
-        80.0
+        >>> _ = text.ask("a1", ann, expected=100, now=0.0), text.leave("a1", ann, now=20.0, cost=6000)
+        >>> ears.tokens_of(8.0)  # 8 s of audio are taken for a second of its work at first
+        300.0
+        >>> _ = ears.ask("a2", ann, expected=100, now=20.0), ears.leave("a2", ann, now=21.0, cost=100, work=30.0)
+        >>> shares.tokens_per_gpu_s, ears.tokens_of(8.0)  # it does 30 s of audio in a second
+        (300.0, 80.0)
         """
         rates = [queue.rate.measured for queue in self.queues.values() if queue.unit is TOKENS]
         tokens, busy_s = sum([done for done, _ in rates]), sum([seconds for _, seconds in rates])
-        return tokens / busy_s if tokens and busy_s else UNMEASURED_PER_S
+        if busy_s < SURE_S or not tokens:
+            return
+        factor = tokens / busy_s / self.tokens_per_gpu_s
+        if 1 / MUCH < factor < MUCH:
+            return
+        self.tokens_per_gpu_s *= factor
+        others = {line: queue for line, queue in self.queues.items() if queue.unit is not TOKENS}
+        self.flows.rescale(others, factor, [position for queue in others.values() for position in queue.scale(factor)])
 
     def admit(self, flow: Flow, now: float | None, *, freed: FairQueue[Waiter] | None = None) -> list[Waiter]:
         """Gives places away after the agent may have fallen below its limit; `freed`: also there, a place is free.
@@ -256,9 +268,27 @@ class FairQueue(Generic[Waiter]):
         if unit is not self.unit:
             self.unit, self.rate, self.guess = unit, WorkRate(unit), WorkGuess(unit)
 
+    def scale(self, factor: float) -> list[SharePosition]:
+        """Multiplies what is expected of all requests here; returns the positions of those that run."""
+        self._running = {
+            waiter: (position, expected * factor, begun_at)
+            for waiter, (position, expected, begun_at) in self._running.items()
+        }
+        for tenant in self._flows.tenants.values():
+            of_tenant = tenant.lines.get(self._line)
+            for standing in () if of_tenant is None else of_tenant.waits:
+                for position in standing.held:
+                    for waiter, (expected, asked_at, since) in position.waiters.items():
+                        position.waiters[waiter] = expected * factor, asked_at, since
+        return [position for position, _, _ in self._running.values()]
+
     def tokens_of(self, work: float) -> float:
-        """The tokens that so much work counts as, by the seconds that its server needs for it."""
-        return work if self.unit is TOKENS else work / self.rate.per_s * self._shares.tokens_per_gpu_s
+        """The tokens that so much work counts as, by the seconds that its server needs for it. To be asked for right
+        before they are told: all that is counted here may be counted anew by it."""
+        if self.unit is TOKENS:
+            return work
+        self._shares.look_at_rates()
+        return work / self.rate.per_s * self._shares.tokens_per_gpu_s
 
     @property
     def owners(self) -> list[Waiter]:

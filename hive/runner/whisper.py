@@ -56,8 +56,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-audio-s", type=float, default=7200, help="longest sound of a request, seconds")
 
 
-class Program:
-    """The engine with its one model."""
+class WhisperProgram:
+    """The engine with its one model, as an EngineProgram."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._path: Path = arguments.model
@@ -277,3 +277,6 @@ def _temperatures(told: str | None) -> tuple[float, ...]:
 def refused(field: str, why: str) -> EngineFault:
     """The error for a field that cannot be as asked."""
     return EngineFault(400, why, "bad_request", param=field)
+
+
+Program = WhisperProgram

@@ -60,7 +60,8 @@ def config(folder: Path, *, room: int | None = None, more: str = "") -> str:
         WORD: f"file = {llama_file}\ncontext = {CONTEXT}\nparallel = 2\n",
     }
     return (
-        f"[inference]\nllama_program = {llama_program()}\n"
+        # Two cores are slow ears: eight in line for the one place have to wait longer than the default.
+        f"[proxy]\nqueue_wait_s = 600\n[inference]\nllama_program = {llama_program()}\n"
         f"whisper_program = {whisper.program(folder / 'whisper')}\n"
         f"diffusers_program = {diffusers_runner.runner_program(folder / 'diffusers')}\n"
         f"[pool]\nreserve_mb = 0\ncpu_mb = {room or room_mb(NEED_MB)}\npatience_normal_s = 0.5\naudience_s = 1\n{more}"

@@ -20,6 +20,7 @@ from hive.budgets import BudgetKind, UnitPrices
 from hive.domain import BackendKind, UsageEvent
 from hive.proxy.under_way import queue_now
 from hive.queue.budgets import SpendingAccount, SpentTokens
+from hive.queue.work_rate import WorkRate
 from hive.settings.table import Settings, TenantRow
 from tests.proxy.harness import Backend, Client, answer, chunked, post, until
 from tests.proxy.test_slots import Pool, ask, pooled
@@ -134,14 +135,16 @@ async def test_a_line_learns_how_fast_it_hears_and_what_a_byte_is(tmp_path: Path
             await client.ask(hear(8.0))
         assert line.rate.is_measured
         assert line.guess.of(8 * 16_000) == pytest.approx(16.0, rel=0.01)
-        before = queue_now(pool.proxy.registry, 0.0).queue
-        assert before.tokens_per_gpu_s == 100.0
+        assert queue_now(pool.proxy.registry, 0.0).queue.tokens_per_gpu_s == 100.0
         await client.ask(ask("llama"))
+        text = pool.proxy.path.slots.pooled["llama-1"].line
+        text.rate = WorkRate()
+        text.rate.did(6000.0, 0.0, 20.0)  # so long that its rate is believed
+        await client.ask(hear(8.0))
         seen = queue_now(pool.proxy.registry, 0.0).queue
         units = {one.model: (one.unit, one.is_measured) for one in seen.work if one.model}
         assert units == {"whisper": ("audio_s", True), "llama": ("tokens", True)}
-        text = pool.proxy.path.slots.pooled["llama-1"].line
-        assert seen.tokens_per_gpu_s == text.rate.per_s
+        assert seen.tokens_per_gpu_s == pytest.approx(text.rate.per_s)
         assert line.tokens_of(line.rate.per_s) == pytest.approx(text.rate.per_s), "a second is a second"
 
 

@@ -22,9 +22,9 @@ class Box:
         self.lines["ears"].use_unit(AUDIO)
         self.lines["eyes"].use_unit(IMAGES)
         self.per_s = {"text": 300.0, "ears": 30.0, "eyes": 5e6}
-        self.now = 0.0
         for name, line in self.lines.items():
             line.rate.did(self.per_s[name] * 10, 0.0, 10.0)
+        self.shares.look_at_rates()
         self.now = 10.0
 
     def flow(self, name: str) -> Flow:
@@ -80,6 +80,54 @@ def test_who_draws_all_the_time_waits_longer_for_text_than_who_asks_for_little()
     assert [box.ask("draws-1", "text", 1.0), box.ask("quiet-0", "text", 1.0)] == ["wait", "wait"]
     box.leave("draws-0", "eyes", 3.0)
     assert box.leave("other-0", "text", 1.0) == ["quiet-0"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_another_worth_of_a_second_changes_no_order(seed: int) -> None:
+    """Seen: loads charged while a second was worth 6,900 tokens kept an agent waiting for minutes once it was worth
+    290. The same requests, with a server of text whose measured rate jumps in between, and without one."""
+
+    def order(rates: list[float]) -> list[str]:
+        box, chance = Box(), random.Random(seed)
+        box.lines["ears"].resize(1)
+        running, served = "", []
+        for no in range(200):
+            if no % 40 == 20 and rates:
+                rate, text = rates.pop(), box.lines["text"]
+                text.rate = WorkRate()
+                text.rate.did(rate * 20.0, 0.0, 20.0)
+            name, seconds = chance.choice("aaabbc"), chance.uniform(0.1, 3.0)
+            if box.ask(f"{name}-{no}", "ears", seconds) == "go":
+                running = f"{name}-{no}"
+            if chance.random() < 0.1:
+                box.shares.charge_load(box.lines["ears"], name, name, Band.NORMAL, chance.uniform(1, 9))
+            if running and chance.random() < 0.8:
+                box.now += 0.1
+                served.append(running)
+                following = box.leave(running, "ears", chance.uniform(0.1, 3.0))
+                running = following[0] if following else ""
+        return served
+
+    steady, jumping = order([]), order([30.0, 9000.0, 20.0, 3000.0, 100.0])
+    assert steady == jumping
+    assert len(steady) > 100
+
+
+def test_what_counts_of_a_line_of_text_stays_when_a_second_is_worth_more() -> None:
+    box = Box()
+    ears, text = box.lines["ears"], box.lines["text"]
+    assert [box.ask("a-0", "ears", 1.0), box.ask("b-0", "text", 1.0)] == ["go", "go"]
+    assert [box.ask("b-1", "ears", 1.0), box.ask("a-1", "text", 1.0)] == ["wait", "wait"]
+    shares = [box.flow(name).standings[line._line].normal for name in "ab" for line in (ears, text)]
+    assert all(share.siblings for share in shares)
+    box.leave("b-0", "text", 3.0)
+    before = [share.carried()[0] for share in shares]
+    assert any(before)
+    text.rate = WorkRate()
+    text.rate.did(60_000.0, 0.0, 20.0)
+    box.shares.look_at_rates()
+    assert box.shares.tokens_per_gpu_s == pytest.approx(3000.0)
+    assert [share.carried()[0] for share in shares] == pytest.approx(before)
 
 
 def test_what_is_charged_for_a_load_of_ears_is_its_seconds() -> None:

@@ -139,18 +139,8 @@ def test_what_is_no_sound_is_invalid_audio(served: WhisperRunner, spoken: Path, 
     assert "x-hive-cost" not in answer.headers
 
 
-def silence(path: Path, seconds: float) -> Path:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        for _ in range(int(seconds)):
-            file.writeframes(b"\0\0" * 8000)
-    return path
-
-
 def test_a_sound_longer_than_may_be_is_413(served: WhisperRunner, folder: Path) -> None:
-    answer = served.hear(silence(folder / "long.wav", 930))
+    answer = served.hear(whisper.silence(folder / "long.wav", 930))
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert "900 s" in answer.json()["error"]["message"]
 
@@ -259,12 +249,12 @@ def test_an_environment_without_the_engine_says_what_to_install(tmp_path: Path) 
 def test_without_memory_it_answers_503_and_ends_with_77(tmp_path: Path) -> None:
     """A limit on its address space, as an engine meets it: not a cgroup's, which kills."""
     with whisper.runner(tmp_path) as served:
-        spoken = whisper.speech(tmp_path / "spoken.wav")
+        long = whisper.silence(tmp_path / "long.wav", 250)  # more than what it has kept of its heap
         rss = int((Path("/proc") / str(served.process.pid) / "statm").read_text().split()[0]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
         subprocess.run(["prlimit", f"--as={rss + (4 << 20)}", "--pid", str(served.process.pid)], check=True)
-        answer = served.hear(spoken)
+        answer = served.hear(long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
         assert served.process.wait(30) == 77
         assert served.process.returncode != -signal.SIGKILL
