@@ -97,7 +97,7 @@ class Slot:
         self.adapter = ""
         """The adapter with which its server started: requests reach it by the routes of adapters alone."""
         self.stops_late = False
-        """Whether a request that is given up keeps its place until its server has stopped."""
+        """True if a request that is given up keeps its place until its server has stopped."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line
