@@ -28,6 +28,7 @@ from hive.pooling.pooled_lease import PooledLease
 from hive.pooling.pooled_slot import Described, PooledSlot, grant_of
 from hive.pooling.slot_servers import SlotServers
 from hive.pooling.slot_sleep import SlotSleep
+from hive.settings.pool import CATEGORIES
 from hive.settings.table import Settings
 from hive.tasks import spawn
 from hive.worker.profile import TimeoutProfile
@@ -471,7 +472,8 @@ class SlotSteps:
         blame = await outcome_of(self._proxy_link.slot_crashed(slot.id, slot.generation))
         self._learn_peak(slot)
         await self._end(slot)
-        if process is not None and says_out_of_memory(process):
+        is_runner = slot.entry.kind in CATEGORIES
+        if process is not None and is_runner and (says_out_of_memory(process) or is_out_of_memory(process.last)):
             await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
