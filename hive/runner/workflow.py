@@ -235,7 +235,7 @@ def _input(name: str, found: Any) -> WorkflowInput:
     if not isinstance(found, dict):
         raise WorkflowFault(f"{where}: expected an object with a `type`, found {_shown(found)}")
     kind = found.get("type")
-    if kind not in _OF_TYPE:
+    if not isinstance(kind, str) or kind not in _OF_TYPE:
         raise WorkflowFault(f"{where}.type: expected one of {', '.join(_OF_TYPE)}, found {_shown(kind)}")
     _refuse_unknown(found, _OF_ALL | _OF_TYPE[kind], where)
     made = WorkflowInput(name, kind)

@@ -141,6 +141,7 @@ class StandIn:
         return found
 
     def post_prompt(self, body: dict[str, Any]) -> tuple[int, Any]:
+        error: dict[str, Any]
         graph, prompt_id = body["prompt"], str(body["prompt_id"])
         for node, told in graph.items():
             if told["class_type"] not in NODES:
@@ -149,7 +150,7 @@ class StandIn:
                 return 400, {"error": error | {"extra_info": {}}, "node_errors": []}
         outputs = [node for node, told in graph.items() if told["class_type"] in OUTPUTS]
         if not outputs:
-            error: dict[str, Any] = {
+            error = {
                 "type": "prompt_no_outputs",
                 "message": "Prompt has no outputs",
                 "details": "",
