@@ -266,7 +266,7 @@ class ModelPool:
         if not self._adopted.is_set():
             await self._adopt()
         leases_until = self.leases.look_at_times(time.monotonic())
-        if time.monotonic() - self._looked_at >= LOOK_S and self._is_busy:
+        if time.monotonic() - self._looked_at >= (LOOK_S if self._is_busy else IDLE_LOOK_S):
             await self.look()
         if time.monotonic() - self._files_read_at >= READ_S and (
             self._reading_files is None or self._reading_files.done()
@@ -418,12 +418,21 @@ class ModelPool:
         elif slot.is_over and slot.state is SlotState.ASLEEP:
             self.steps.sleep.died(slot)
 
-    async def look(self) -> MemoryReading:
-        """Measures all accounts and all servers. Raises LinkLost."""
+    async def refresh(self) -> None:
+        """Looks at memory for somebody who wants to see it, where the last look is old: an idle pool looks rarely."""
+        if self._adopted.is_set() and time.monotonic() - self._looked_at >= LOOK_S:
+            await outcome_of(self.look())
+
+    async def look(self, *, is_fresh: bool = False) -> MemoryReading:
+        """Measures all accounts and all servers. `is_fresh`: the GPUs by a look that begins now; else they may be seen
+        as they were a second ago. Raises LinkLost."""
         known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots() if self.slots else {}
-        self.reading = await self._measured(processes, await self.leases.holders())
+        self.reading = await self._measured(processes, await self.leases.holders(), is_fresh=is_fresh)
         self._looked_at = time.monotonic()
+        self.footprints.gpu_bytes = min(
+            (one.total_bytes for one in self.reading.accounts if one.id != CPU), default=None
+        )
         self.backends.measured(self.reading.by_slot)
         self.leases.measured(self.reading.by_slot)
         for slot in self.slots.values():
@@ -441,7 +450,7 @@ class ModelPool:
         return self.reading
 
     async def _measured(
-        self, processes: Mapping[str, SlotProcess], holders: Mapping[str, LeaseHolder]
+        self, processes: Mapping[str, SlotProcess], holders: Mapping[str, LeaseHolder], *, is_fresh: bool = False
     ) -> MemoryReading:
         """All accounts with the models' servers, the services and the leases in them."""
         services, leases = await self.backends.processes(), self.leases.processes(holders)
@@ -450,6 +459,7 @@ class ModelPool:
             programs=leases.keys(),
             unseen=self.leases.unseen(),
             overdue=self.leases.overdue(),
+            is_fresh=is_fresh,
         )
 
     # the proxy --------------------------------------------------------------------------------------------------------
