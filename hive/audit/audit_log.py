@@ -34,6 +34,8 @@ UNWRITTEN_MAX = 10_000
 """Rows kept while the disk is full; beyond it the oldest are gone."""
 
 PRUNE_S = 3600.0
+WRITTEN_SOON_S = 2.0
+"""Longest wait of somebody who only looks: a database that another program has locked is waited for by who writes."""
 WRITE_S = 5.0
 """So long a row that nothing else takes along may wait, and so long an act of the `hive` command."""
 
@@ -325,9 +327,9 @@ class AuditLog:
 
     async def past(self, limit: int, agent: str = "") -> list[Event]:
         """The last `limit` events, oldest first, of this agent alone where one is named (by id); also those that are
-        just being written. Raises as `Database.read`."""
-        with contextlib.suppress(HiveError):  # a full disk hides what it could not take, and nothing else
-            await self.flush()
+        just being written, if that takes no longer than `WRITTEN_SOON_S`. Raises as `Database.read`."""
+        # A full disk, or somebody's lock, hides what could not be written, and nothing else.
+        await asyncio.wait({spawn(outcome_of(self.flush()), name="flush audit")}, timeout=WRITTEN_SOON_S)
         found: list[Event] = await self._database.read(lambda conn: [*map(event_of, audit.tail(conn, limit, agent))])
         return found
 

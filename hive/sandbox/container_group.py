@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1
+from hive.host.limits import oom_kills
 from hive.host.memory import held_by
 from hive.host.process import write_control
 
+_OF_V1 = ("freezer", "cpuacct", "memory")
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -62,10 +64,13 @@ def find_container(pid: int) -> str:
 
 
 class ContainerGroup:
-    """One container's cgroups: `unified` in v2, `freezer` and `cpuacct` in v1, each None where there is none."""
+    """One container's cgroups: `unified` in v2, the others in v1, each None where there is none."""
 
-    def __init__(self, *, unified: Path | None, freezer: Path | None, cpuacct: Path | None) -> None:
+    def __init__(
+        self, *, unified: Path | None, freezer: Path | None, cpuacct: Path | None, memory: Path | None = None
+    ) -> None:
         self.unified = unified
+        self._memory = memory or unified
         self._freezer = freezer
         self._cpuacct = cpuacct
 
@@ -79,7 +84,7 @@ class ContainerGroup:
         if container_of(cgroups) != container:
             return None
         paths, mounts = paths_of(cgroups), Path("/proc/self/mounts").read_text()
-        found = {name: _directory(mount_of_v1(name, mounts), paths.get(name)) for name in ("freezer", "cpuacct")}
+        found = {name: _directory(mount_of_v1(name, mounts), paths.get(name)) for name in _OF_V1}
         unified = _directory(find_mount(mounts), paths.get(""))
         if found["freezer"] is None and unified is None:
             return None
@@ -110,6 +115,10 @@ class ContainerGroup:
         """Living processes of the container; none once it is gone."""
         directory = self.unified or self._freezer
         return [] if directory is None else Leaf(directory).pids()
+
+    def oom_kills(self) -> int:
+        """Number of its processes the kernel killed because it was full; 0 once the engine has removed the group."""
+        return 0 if self._memory is None else oom_kills(self._memory)
 
     def usage(self) -> GroupUsage:
         pids = self.pids()

@@ -147,17 +147,22 @@ def stands_still(facts: ServerFacts, profile: TimeoutProfile, *, now: float) -> 
     return _is_over(now - last, profile.prefill_liveness_timeout_s)
 
 
-def left_owed(request: InFlight, burnt_at: float | None) -> bool:
-    """Whether a request that failed here is owed still: the process burnt no CPU since it asked or was answered last.
+def left_owed(request: InFlight, burnt_at: float | None, *, still_from: float | None) -> bool:
+    """Whether a request that failed here is owed still: the server did nothing for it and burnt no CPU of late.
 
-    A server that hangs does not recover by being given up on; one that worked meanwhile was only late.
+    `still_from`: beginning of the last time over which CPU was measured, None where there was none since it asked.
+    A server that hangs does not recover by being given up on; one that worked to the last was only late. What it burnt
+    when it took the request says nothing of the time after.
 
-    >>> left_owed(InFlight(asked_at=5, data_at=9), 7), left_owed(InFlight(asked_at=5), 7)
+    >>> left_owed(InFlight(asked_at=5), 7, still_from=8), left_owed(InFlight(asked_at=5), 10, still_from=8)
     (True, False)
+    >>> left_owed(InFlight(asked_at=5, data_at=9), 7, still_from=8)
+    False
     """
     if request.is_answered:
         return False
-    return burnt_at is None or burnt_at <= (request.asked_at if request.moved_at is None else request.moved_at)
+    after = request.asked_at if still_from is None else max(request.asked_at, still_from)
+    return not any(at is not None and at > after for at in (burnt_at, request.moved_at))
 
 
 def has_place(asked_at: float, others: Sequence[InFlight], *, places: int) -> bool:

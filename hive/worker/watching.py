@@ -48,6 +48,8 @@ class ServerWatch:
         self.burnt_at: float | None = None
         """Last time its process was seen to burn CPU."""
         self._sampled_at: float | None = None
+        self._sampled_from: float | None = None
+        """Beginning of the last time over which CPU was measured."""
         self._cpu_s = 0.0
         self._is_idle = True
         """True while there is no request at all; one whose tools run is owed nothing, and has its whole time."""
@@ -114,7 +116,7 @@ class ServerWatch:
         if verdict.failed:
             for key in verdict.failed:
                 self.moved(requests[key])
-                if left_owed(facts[key], self.burnt_at):
+                if left_owed(facts[key], self.burnt_at, still_from=self._sampled_from):
                     self._left_owed_at = now
             self._fail(verdict.failed)
         return verdict.end
@@ -142,7 +144,7 @@ class ServerWatch:
     def _sample_cpu(self, now: float) -> None:
         """CPU burnt between two looks; after a time in which nothing was looked at, a new beginning."""
         if self._owed_since is None:
-            self._sampled_at = None
+            self._sampled_at = self._sampled_from = None
             return
         if self._sampled_at is None:
             self._sampled_at, self._cpu_s = now, self._process.cpu_s()
@@ -153,4 +155,4 @@ class ServerWatch:
             cpu_s = self._process.cpu_s()
             if burns(cpu_s - self._cpu_s, over_s):
                 self.burnt_at = now
-            self._sampled_at, self._cpu_s = now, cpu_s
+            self._sampled_from, self._sampled_at, self._cpu_s = self._sampled_at, now, cpu_s

@@ -112,10 +112,11 @@ async def test_a_database_that_somebody_keeps_locked_is_down_and_the_rest_is_tol
     box: Box, locked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as nothing had to be written it was up."""
-    monkeypatch.setattr(metrics, "WRITTEN_S", 0.2)
+    monkeypatch.setattr(metrics, "WRITTEN_S", 60)
     await box.start_daemon(AWAKE)
     assert (await scraped(box))["up"]["database",] == 1
     locked.take()
+    monkeypatch.setattr(metrics, "WRITTEN_S", 0.2)
     found = await scraped(box)
     assert found["up"]["database",] == 0
     assert found["agents"]["running", "awake"] == 0

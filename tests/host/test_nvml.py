@@ -181,7 +181,7 @@ def test_without_a_driver_the_wrapper_is_not_imported(tmp_path: Path) -> None:
 async def test_memory_is_free_when_the_last_process_has_gone_and_not_before(proc: Path) -> None:
     gpu = Gpu(used=GIB, processes=[(41, GIB)])
     with in_place_of(Library(gpu)) as api:
-        gpus = GpuMemoryReader(proc, look=Nvml(lambda: api).look)
+        gpus = GpuMemoryReader(proc, look=Nvml(lambda: api).look, answer_s=60)
         assert (gpus.has_gpu, await gpus.is_free()) == (True, False)
         gpu.processes = []
         assert await gpus.is_free() is True

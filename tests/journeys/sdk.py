@@ -127,8 +127,29 @@ def told(stream: bytes) -> Told:
     """`texts` by the name of the field they come in; `shapes`: what events there are, apart from them."""
     texts: dict[str, str] = {}
     reasons: list[str] = []
-    shapes = {json.dumps(_shape(event, texts, reasons), sort_keys=True) for event in events(steady(stream))}
+    pieces = [piece for event in events(steady(stream)) for piece in _cut_finely(event)]
+    shapes = {json.dumps(_shape(piece, texts, reasons), sort_keys=True) for piece in pieces}
     return Told(texts, reasons, sorted(shapes))
+
+
+def _cut_finely(event: Any) -> list[Any]:
+    """A chunk of a chat as the chunks that vLLM makes of it when it has time: its end in one of its own, and the
+    arguments of a call after its name. Which of these come in one piece depends on how many tokens are ready at once.
+    """
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if not choices or "delta" not in choices[0]:
+        return [event]
+    (choice,) = choices
+    pieces = [choice]
+    if choice["delta"] and choice["finish_reason"] is not None:
+        before = {name: value for name, value in choice.items() if name != "stop_reason"}
+        pieces = [before | {"finish_reason": None}, choice | {"delta": {}}]
+    for call in pieces[0]["delta"].get("tool_calls") or []:
+        if arguments := call["function"].get("arguments") if "name" in call["function"] else "":
+            call["function"]["arguments"] = ""
+            later = [{"index": call["index"], "function": {"arguments": arguments}}]
+            pieces.insert(1, pieces[0] | {"delta": {"tool_calls": later}})
+    return [event | {"choices": [piece]} for piece in pieces]
 
 
 TEXTS = ("content", "text", "arguments", "partial_json")

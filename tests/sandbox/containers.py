@@ -31,6 +31,9 @@ GENTLY = Limits(cpu=0.2)
 COUNTS = ["sh", "-c", "echo ready; i=0; while :; do i=$((i+1)); echo line $i $1; sleep 0.01; done", "sh"]
 """Prints `line 1`, `line 2`, … and whatever is given to it, 100 a second."""
 
+FILLS = ["sh", "-c", "until [ -e $HOME/go ]; do sleep 0.01; done; cat /dev/zero > /tmp/fill"]
+"""Takes all memory it is given, once there is a file `go` in its home."""
+
 
 @contextlib.asynccontextmanager
 async def open_floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:

@@ -92,6 +92,18 @@ def test_a_host_with_v1_only(freezer: Path) -> None:
     assert not group.is_frozen()
 
 
+def test_kills_for_memory_are_counted_where_the_host_counts_memory(
+    unified: Path, freezer: Path, tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert ContainerGroup(unified=unified, freezer=freezer, cpuacct=freezer, memory=memory).oom_kills() == 2
+    (unified / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 1\n")
+    assert ContainerGroup(unified=unified, freezer=None, cpuacct=None).oom_kills() == 1
+    assert ContainerGroup(unified=None, freezer=freezer, cpuacct=freezer).oom_kills() == 0
+
+
 def test_a_group_that_is_gone_holds_nothing_and_needs_no_thaw(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     group = ContainerGroup(unified=gone, freezer=gone, cpuacct=gone)

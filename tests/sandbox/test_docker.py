@@ -41,6 +41,7 @@ from tests.docker_engine import DockerEngine
 from tests.sandbox.benches import MARKS, Floor, docker_spec, printed
 from tests.sandbox.containers import (
     COUNTS,
+    FILLS,
     ROOT,
     WITH_PROGRAMS,
     freeze,
@@ -106,10 +107,12 @@ async def test_its_limits_are_the_kernels(floor: Floor, engine: DockerEngine) ->
 async def test_what_takes_more_memory_than_it_may_ends_and_the_log_says_why(
     floor: Floor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Written to its tmpfs, which counts as its memory, and as much again in swap where there is some."""
-    running = await started(
-        floor, "exit7", command=["sh", "-c", "cat /dev/zero > /tmp/fill"], limits=Limits(memory_mb=16)
-    )
+    """Written to its tmpfs, which counts as its memory, and as much again in swap where there is some.
+
+    Not before it is looked at: of a container that is gone by then only the engine can tell, which misses some.
+    """
+    running = await started(floor, "exit7", command=FILLS, limits=Limits(memory_mb=16))
+    (Path(floor.bench.spec(A, "exit7").home) / "go").touch()
     await until(lambda: has_ended(running), limit_s=60)
     assert await running.reap() == 137
     assert "agent_out_of_memory agent=a" in caplog.text

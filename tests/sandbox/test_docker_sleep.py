@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hive.domain import Limits
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host.process import ProcessTable
 from hive.link.specs import SandboxSpec
@@ -27,11 +28,13 @@ from tests.docker_engine import DockerEngine, PrivateEngine
 from tests.sandbox.benches import MARKS, Floor, docker_spec, printed
 from tests.sandbox.containers import (
     COUNTS,
+    FILLS,
     GENTLY,
     ROOT,
     WITH_PROGRAMS,
     freeze,
     group,
+    has_ended,
     inside,
     lines_of,
     open_floor,
@@ -318,6 +321,21 @@ async def test_an_agent_outlives_its_engine_and_is_woken_without_it(own: tuple[F
         await freeze(running)
         assert paused(engine, running)
         await thaw(running)
+
+
+async def test_an_end_by_memory_is_known_from_the_kernel_where_the_engine_does_not_tell(
+    own: tuple[Floor, PrivateEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here it hangs; on a busy machine it also forgets some."""
+    floor, engine = own
+    running = await started(floor, "exit7", command=FILLS, limits=Limits(memory_mb=16))
+    engine.send(signal.SIGSTOP)
+    (Path(floor.bench.spec(A, "exit7").home) / "go").touch()
+    await until(lambda: has_ended(running), limit_s=60)
+    assert await running.reap() is None
+    assert running.why_ended == "out of memory"
+    assert "agent_out_of_memory agent=a" in caplog.text
+    engine.send(signal.SIGCONT)
 
 
 async def test_an_engine_that_hangs_holds_up_neither_a_wake_nor_a_kill(own: tuple[Floor, PrivateEngine]) -> None:

@@ -202,8 +202,13 @@ async def test_redis_that_goes_down_is_said_until_it_is_back(short_path: Path, r
 
 
 async def test_a_database_that_is_locked_holds_nothing_up(box: Box) -> None:
-    """By somebody else's transaction: what is looked at needs no lock, what is done waits for it."""
+    """By somebody else's transaction: what is looked at needs no lock, what is done waits for it.
+
+    A write waits for 5 s, and two looks of a busy machine may take longer.
+    """
     await box.create("ann")
+    assert box.daemon is not None
+    await box.daemon._database.write(lambda conn: conn.execute("PRAGMA busy_timeout = 120000") and None)
     async with over(box) as (app, pilot):
         with contextlib.closing(sqlite3.connect(box.paths.database, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -213,6 +218,8 @@ async def test_a_database_that_is_locked_holds_nothing_up(box: Box) -> None:
             seen = app.snapshot
             await until(lambda: app.snapshot is not seen)
             assert rows_of(app) == ["ann"]
+            told = await asyncio.to_thread(lambda: [*app._source.client.events(tail=50)])
+            assert "agent.created" in {event["kind"] for event in told}
             other.execute("ROLLBACK")
         await until(lambda: recorded(box) == {"ann": "paused"})
 

@@ -131,11 +131,22 @@ async def test_one_request_that_moves_saves_the_server(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_hangs_is_ended_though_its_request_was_given_up(tmp_path: Path) -> None:
-    """Its requests fail one by one before the server has stood still for long enough."""
-    profile = hurried(headers_timeout_s=0.2, prefill_liveness_timeout_s=1.0)
+    """Its requests fail one by one before the server has stood still for long enough. It burns CPU before it hangs."""
+    profile = hurried(headers_timeout_s=1.5, prefill_liveness_timeout_s=3.0, liveness_probe_interval_s=0.1)
     async with worker(tmp_path, profile=profile) as found:
-        assert (await outcome(found, await ask(found, "stop head 60"))).reason == "headers_timeout"
+        assert (await outcome(found, await ask(found, "burn 0.1 stop head 60"))).reason == "headers_timeout"
         await ready_again(found)
+
+
+async def test_a_server_that_answered_to_the_last_owes_nothing_to_a_request_that_was_given_up(tmp_path: Path) -> None:
+    """It stands still because it has nothing to do."""
+    profile = hurried(absolute_timeout_s=1.5, prefill_liveness_timeout_s=1.0)
+    async with worker(tmp_path, profile=profile) as found:
+        assert (await outcome(found, await ask(found, "every 0.01 data 9999"))).reason == "absolute_timeout"
+        assert found._keeper.watch is not None
+        while not found._keeper.watch._is_idle:
+            assert (await found.get_worker_status()).restart_count == 0
+            await asyncio.sleep(0.005)
 
 
 async def test_a_server_nobody_listens_for_is_started_again(tmp_path: Path) -> None:

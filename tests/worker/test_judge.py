@@ -147,13 +147,24 @@ def test_a_place_goes_to_the_older_ones_first() -> None:
     assert [has_place(request.asked_at, both, places=1) for request in both] == [True, False]
 
 
-@pytest.mark.parametrize(("burnt_at", "answer"), [(None, True), (1, True), (1.1, False)])
-def test_a_server_that_worked_since_owes_nothing(burnt_at: float | None, answer: bool) -> None:
-    assert left_owed(STREAMS, burnt_at) is answer
+@pytest.mark.parametrize(
+    ("burnt_at", "still_from", "answer"),
+    [(None, None, False), (None, 1, True), (1, 1, True), (1.1, 1, False), (3, 5, True), (6, 5, False), (-1, -2, False)],
+)
+def test_a_server_that_worked_to_the_last_owes_nothing(
+    burnt_at: float | None, still_from: float | None, answer: bool
+) -> None:
+    """STREAMS had data at 1. What was burnt before the last measure says nothing of the time since."""
+    assert left_owed(STREAMS, burnt_at, still_from=still_from) is answer
+
+
+@pytest.mark.parametrize(("burnt_at", "answer"), [(None, True), (2, True), (2.1, False)])
+def test_what_was_burnt_before_it_asked_was_not_for_it(burnt_at: float | None, answer: bool) -> None:
+    assert left_owed(InFlight(asked_at=2), burnt_at, still_from=1) is answer
 
 
 def test_a_request_whose_tools_run_takes_no_place_and_leaves_nothing_owed() -> None:
     answered = InFlight(asked_at=0, headed_at=1, data_at=1, is_answered=True)
     assert has_place(2, [answered], places=1)
-    assert not left_owed(answered, None)
-    assert left_owed(STREAMS, None)
+    assert not left_owed(answered, None, still_from=5)
+    assert left_owed(STREAMS, None, still_from=5)
