@@ -67,6 +67,8 @@ log = logging.getLogger("hive.pool")
 LOOK_S = 1.0
 """Between two looks at memory and processes while a model is loaded or waited for."""
 IDLE_LOOK_S = 30.0
+REFUSES_BY_S = 0.1
+"""Nobody is refused for want of memory by an older look: who held it may have ended since."""
 GATHER_S = 0.005
 """Changes that come within this time are decided about together."""
 READ_S = 30.0
@@ -125,6 +127,7 @@ class ModelPool:
         self._is_closing = self._has_file_news = False
         self._why_not_approved = why_not_approved
         self._looked_at = self._files_read_at = float("-inf")
+        self._is_look_wanted = False
         self.reading = MemoryReading((), {}, {})
         self._address_of = address_of
         self.before_open: Callable[[PooledSlot], Awaitable[None]] = _nothing_before
@@ -266,7 +269,10 @@ class ModelPool:
         if not self._adopted.is_set():
             await self._adopt()
         leases_until = self.leases.look_at_times(time.monotonic())
-        if time.monotonic() - self._looked_at >= (LOOK_S if self._is_busy else IDLE_LOOK_S):
+        if self._is_look_wanted:
+            self._is_look_wanted = False
+            await self.look(is_fresh=True)
+        elif time.monotonic() - self._looked_at >= (LOOK_S if self._is_busy else IDLE_LOOK_S):
             await self.look()
         if time.monotonic() - self._files_read_at >= READ_S and (
             self._reading_files is None or self._reading_files.done()
@@ -306,7 +312,13 @@ class ModelPool:
     @property
     def _is_busy(self) -> bool:
         models = any(slot.state in HELD or slot.waiting or slot.pinned_at is not None for slot in self.slots.values())
-        return models or bool(self.backends.known) or self.leases.has_any
+        return models or bool(self.backends.known) or self.leases.has_any or self._is_refused_for_others
+
+    @property
+    def _is_refused_for_others(self) -> bool:
+        """Whether a model is refused that may fit as soon as others end."""
+        has_others = any(one.foreign_bytes or one.strangers_bytes for one in self.reading.accounts)
+        return has_others and any(slot.never for slot in self.slots.values())
 
     # the helper -------------------------------------------------------------------------------------------------------
 
@@ -593,6 +605,9 @@ class ModelPool:
             move = choose(self.facts(now), now)
             if isinstance(move, Rest):
                 return move.until
+            if isinstance(move, RefuseWaiting) and now - self._looked_at > REFUSES_BY_S:
+                self._is_look_wanted = True
+                return now
             log.info("pool_move %s", move)
             self._do(move, now)
         log.error("pool_moves_without_end last=%s", move)
