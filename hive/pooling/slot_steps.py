@@ -475,7 +475,7 @@ class SlotSteps:
         self._learn_peak(slot)
         await self._end(slot)
         is_runner = slot.entry.kind in CATEGORIES
-        if process is not None and is_runner and (says_out_of_memory(process) or is_out_of_memory(process.last)):
+        if process is not None and is_runner and (says_out_of_memory(process) or out_of_memory(process.last)):
             await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
