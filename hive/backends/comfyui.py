@@ -46,7 +46,9 @@ def state(server: AskedServer) -> Conversation[ComfyState | None]:  # noqa: ARG0
 
 def busy() -> Conversation[ReportedLimits]:
     """One prompt is at work at a time; those in ComfyUI's queue wait there, an operator's own too."""
-    told = (yield from text("/metrics")) or b""
+    told = yield from text("/metrics")
+    if told is None:
+        return ReportedLimits()
     in_queue, at_work = gauge(told, "hive_runner_comfyui_queue"), gauge(told, "hive_runner_busy") or 0
     own = gauge(told, "hive_runner_waiting") or 0
     return ReportedLimits(places=1, waiting=None if in_queue is None else own + max(0, in_queue - at_work))
