@@ -113,6 +113,7 @@ class PoolApi:
     async def pool(self, _: Request) -> Response:
         """`enabled` is false, and `why_not` says why, where no model is described: then the one inference server in use
         has them all."""
+        await self._services.pool.refresh()
         return as_json(self._services.pool.view())
 
     async def explain(self, request: Request) -> Response:

@@ -55,7 +55,8 @@ class GpuMemoryReader:
         self._answer_s = answer_s
         self._fresh_s = fresh_s
         self._seen = SeenGpus(why_not=NO_ANSWER)
-        self._seen_at = -float("inf")
+        self._seen_from = -float("inf")
+        """When that look began."""
         self._asking: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -70,35 +71,42 @@ class GpuMemoryReader:
 
     async def is_free(self) -> bool | None:
         """True if all are free now, looked at anew; None where that is unknown."""
-        return (await self._asked(fresh_s=0)).is_free()
+        return (await self.seen_now()).is_free()
 
     async def seen(self) -> SeenGpus:
         """Every GPU, as it was at most `fresh_s` ago."""
-        return await self._asked(fresh_s=self._fresh_s)
+        return await self._asked(time.monotonic() - self._fresh_s)
 
-    async def _asked(self, *, fresh_s: float) -> SeenGpus:
+    async def seen_now(self) -> SeenGpus:
+        """Every GPU, by a look that begins now: what happened before the call is in it."""
+        return await self._asked(time.monotonic())
+
+    async def _asked(self, since: float) -> SeenGpus:
+        """The answer of a look that began at `since` or later. One that is under way may have begun before."""
         if not self.has_gpu:
             return SeenGpus(why_not=NO_DRIVER)
-        if time.monotonic() - self._seen_at < fresh_s:
-            return self._seen
-        loop = asyncio.get_running_loop()
-        if self._asking is None:
-            self._asking = asking = loop.create_future()
-            # A daemon: neither the loop's executor nor the interpreter waits for it at the end.
-            threading.Thread(target=self._ask, args=(loop, asking), name="hive-nvml", daemon=True).start()
-        done, _ = await asyncio.wait([self._asking], timeout=self._answer_s)
-        return self._seen if done else SeenGpus(why_not=NO_ANSWER)
+        loop, until = asyncio.get_running_loop(), time.monotonic() + self._answer_s
+        while self._seen_from < since:
+            if self._asking is None:
+                self._asking = asking = loop.create_future()
+                # A daemon: neither the loop's executor nor the interpreter waits for it at the end.
+                threading.Thread(target=self._ask, args=(loop, asking), name="hive-nvml", daemon=True).start()
+            done, _ = await asyncio.wait([self._asking], timeout=max(0.0, until - time.monotonic()))
+            if not done:
+                return SeenGpus(why_not=NO_ANSWER)
+        return self._seen
 
     def _ask(self, loop: asyncio.AbstractEventLoop, asking: asyncio.Future[None]) -> None:
+        began = time.monotonic()
         try:
             seen = self._look()
         except Exception as error:
             log.exception("gpu_look_failed")
             seen = SeenGpus(why_not=str(error))
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(self._told, time.monotonic(), seen, asking)
+            loop.call_soon_threadsafe(self._told, began, seen, asking)
 
-    def _told(self, at: float, seen: SeenGpus, asking: asyncio.Future[None]) -> None:
-        self._seen, self._seen_at, self._asking = seen, at, None
+    def _told(self, began: float, seen: SeenGpus, asking: asyncio.Future[None]) -> None:
+        self._seen, self._seen_from, self._asking = seen, began, None
         if not asking.done():
             asking.set_result(None)

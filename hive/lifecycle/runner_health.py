@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from hive.link.requests import QueueView
 from hive.pool.state import SlotState
 from hive.pooling.pooled_slot import PooledSlot
-from hive.pooling.slot_steps import is_out_of_memory
+from hive.pooling.slot_steps import out_of_memory
 
 SERVES = (SlotState.READY, SlotState.DRAINING, SlotState.ASLEEP)
 OOM_TOLD_S = 60.0
@@ -56,4 +56,4 @@ def is_full(seen: QueueView, depth: int, named: Collection[str], lines: int) -> 
 
 def _died_for_memory(slot: PooledSlot) -> bool:
     was_killed = slot.process is not None and slot.process.was_oom
-    return bool(slot.error) and (was_killed or is_out_of_memory([slot.error, *slot.last_lines]))
+    return bool(slot.error) and (was_killed or bool(out_of_memory([slot.error, *slot.last_lines])))

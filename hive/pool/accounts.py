@@ -114,12 +114,14 @@ def memory_back(
     >>> from msgspec.structs import replace
     >>> [memory_back(replace(gpu, used_bytes=390), [gone], gone, s, Rules())[0].value for s in (1, 11)]
     ['wait', 'foreign']
+    >>> memory_back(replace(gpu, used_bytes=900, strangers_bytes=870), [gone], gone, 0.1, Rules())[0].value
+    'back'
     """
     held = charged_in(account.id, [stopped])
     if account.used_bytes is None:
         return (MemoryBack.BACK if waited_s >= rules.free_s else MemoryBack.WAIT), 0
     others = charged_in(account.id, slots) - held
-    rest = max(0, account.used_bytes - others - account.foreign_bytes)
+    rest = max(0, account.used_bytes - others - max(account.foreign_bytes, account.strangers_bytes))
     if rest <= held // 10:
         return MemoryBack.BACK, 0
     return (MemoryBack.FOREIGN if waited_s >= rules.free_s else MemoryBack.WAIT), min(rest, held)

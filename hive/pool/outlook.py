@@ -456,6 +456,9 @@ def blocked_by(outlook: Outlook, slot: SlotFacts) -> str:
         return f"{slot.model} does not fit beside {', '.join([*pinned, beside])} no end"
     if pinned:
         return f"{slot.model} does not fit beside what is pinned: {', '.join(pinned)}"
+    others = sum(max(account.foreign_bytes, account.strangers_bytes) for account in outlook.facts.accounts)
+    if others and any(slot.need_bytes <= one.total_bytes - one.reserve_bytes for one in outlook.facts.accounts):
+        return f"{slot.model} needs {slot.need_bytes} bytes, more than is free beside the {others} bytes of others"
     return f"{slot.model} needs {slot.need_bytes} bytes, more than can ever be free"
 
 

@@ -158,7 +158,8 @@ class MemoryAccount(msgspec.Struct, frozen=True):
     """The memory of one GPU, by its UUID, or of the host (`CPU`).
 
     `used_bytes`: measured, of all processes; None if it is not known. `foreign_bytes`: the peak seen of processes that
-    are none of the pool's, and memory that a server left behind.
+    are none of the pool's, and memory that a server left behind. `strangers_bytes`: what processes that are surely none
+    of the pool's have now, as far as the driver names them.
     """
 
     id: str
@@ -166,6 +167,7 @@ class MemoryAccount(msgspec.Struct, frozen=True):
     reserve_bytes: int = 512 * MIB
     used_bytes: int | None = None
     foreign_bytes: int = 0
+    strangers_bytes: int = 0
 
 
 class EvictedSlot(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from hive.domain import BackendKind
 from hive.errors import HiveError
 from hive.pool.estimate import ENGINES, EstimateSource, MemoryEstimate, ModelFacts, estimate
 from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
-from hive.pool.state import CPU
+from hive.pool.state import CPU, MIB
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
 from hive.pooling.workflow_facts import read_workflow_facts
 from hive.settings.table import Settings
@@ -33,6 +33,8 @@ LOAD_BEGIN_S, LOAD_BYTES_PER_S = 4.0, 1.5e9
 LOAD_UNKNOWN_S = 30.0
 UNLOAD_S = 1.5
 """An unload, until one was measured."""
+CONTEXT_PART = 32
+"""The context that is added to an estimate is at most such a part of the GPU's memory."""
 GREW = 1.01
 """A peak that grew by less is not written down."""
 
@@ -56,6 +58,8 @@ class Footprints:
         self._kept_peaks: dict[FootprintKey, int] = {}
         self._files: dict[Path, tuple[tuple[object, ...], FileFacts]] = {}
         self._reading = asyncio.Lock()
+        self.gpu_bytes: int | None = None
+        """Memory of the smallest GPU, as it was seen last; None where there is none."""
         for name, data in rows.items():
             footprint = _decoded(name, data)
             if footprint is not None:
@@ -129,7 +133,15 @@ class Footprints:
         found = estimate(known, self._settings().pool.estimate_margin_percent)
         if found is None or found.source in (EstimateSource.LEARNT, EstimateSource.ENTRY):
             return found  # its draft is in it
-        return MemoryEstimate(found.bytes + self.draft_bytes(entry), found.source)
+        return MemoryEstimate(found.bytes + self.draft_bytes(entry) + self._context_bytes(entry, gpu), found.source)
+
+    def _context_bytes(self, entry: ModelEntry, gpu: str) -> int:
+        """Bytes that the driver takes for its server: a CUDA context with the code of its kernels, and cuBLAS's
+        workspace. A small GPU has fewer multiprocessors, and smaller contexts."""
+        if gpu == CPU or entry.kind != BackendKind.LLAMA or entry.row.gpus.strip() == CPU:
+            return 0
+        told = self._settings().pool.gpu_context_mb * MIB
+        return told if self.gpu_bytes is None else min(told, self.gpu_bytes // CONTEXT_PART)
 
     def load_s(self, entry: ModelEntry, gpu: str) -> float:
         """The p95 of its loads; 4 s and 1.5 GB/s where none was measured."""

@@ -62,6 +62,14 @@ class GpuDevice(NamedTuple):
     busy_percent: int | None = None
 
 
+class _Lately(NamedTuple):
+    """A server when it was seen last."""
+
+    accounts: frozenset[str]
+    at: float
+    pids: frozenset[int]
+
+
 class _KnownGpu(NamedTuple):
     name: str
     total_bytes: int
@@ -88,9 +96,9 @@ class PoolMemory:
         self._shares_pids = shares_pids if shares_pids is not None else in_first_pid_namespace()
         self._known: dict[str, _KnownGpu] = {}
         self._host_bytes: int | None = None
-        self._foreign: dict[str, _RecentPeak] = {}
+        self._foreign: dict[str, _ForeignMemory] = {}
         self._strangers = _Strangers()
-        self._lately: dict[tuple[str, str], tuple[frozenset[str], float]] = {}
+        self._lately: dict[tuple[str, str], _Lately] = {}
 
     def __repr__(self) -> str:
         return f"<PoolMemory {len(self._known)} GPUs>"
@@ -102,6 +110,7 @@ class PoolMemory:
         programs: Collection[str] = (),
         unseen: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
         overdue: Collection[str] = (),
+        is_fresh: bool = False,
     ) -> MemoryReading:
         """The memory now. `processes`: every server there is, by the id of its slot. It waits for the driver no longer
         than the reader does, and raises nothing.
@@ -109,9 +118,10 @@ class PoolMemory:
         `programs`: of these ids, those that may well have nothing on a GPU. `unseen`: bytes by account that are charged
         to what has no process here: what is used there beyond all others and foreign memory is taken for its own.
         `overdue`: each of these loses its memory once that is seen to be free, so that of foreign memory only that
-        which was there before it, and is there now, is none of its own.
+        which was there before it, and is there now, is none of its own. `is_fresh`: what happened before the call is in
+        the answer; else it may be a second old.
         """
-        seen = await self._gpus.seen()
+        seen = await (self._gpus.seen_now() if is_fresh else self._gpus.seen())
         has_gpu, now, settings = self._gpus.has_gpu, self._clock(), self._settings()
         box = self._box()
         found = {device.uuid: device for device in devices(seen, box)}
@@ -133,9 +143,10 @@ class PoolMemory:
         for id, total in totals.items():
             own = [Grant(id, 0, measured[id]) for measured in by_slot.values() if id in measured]
             own += [Grant(id, 0)] if id in unsure else []
-            foreign = self._foreign.setdefault(id, _RecentPeak()).after(used[id], own, now)
+            strangers = self._strangers_on(found.get(id))
+            foreign = self._foreign.setdefault(id, _ForeignMemory()).after(used[id], own, strangers, now)
             reserve = 0 if id == CPU and settings.pool.cpu_mb else settings.pool.reserve_mb * MIB
-            accounts.append(MemoryAccount(id, total, reserve, used[id], foreign))
+            accounts.append(MemoryAccount(id, total, reserve, used[id], foreign, sum((strangers or {}).values())))
         for gone in self._foreign.keys() - totals.keys():
             del self._foreign[gone]
         idle = frozenset(device.uuid for device in found.values() if device.busy_percent == 0)
@@ -231,14 +242,24 @@ class PoolMemory:
         for process in alive:
             accounts = frozenset(by_slot[process.id])
             here.add((process.id, process.run))
-            self._lately[process.id, process.run] = (accounts, now)
+            self._lately[process.id, process.run] = _Lately(accounts, now, frozenset(process.pids))
             if process.state is not ProcessState.SERVING:
                 unsure |= accounts
-        self._lately = {run: seen for run, seen in self._lately.items() if now - seen[1] <= linger_s}
-        for run, (accounts, _) in self._lately.items():
+        self._lately = {run: seen for run, seen in self._lately.items() if now - seen.at <= linger_s}
+        for run, seen in self._lately.items():
             if run not in here:
-                unsure |= accounts
+                unsure |= seen.accounts
         return unsure
+
+    def _strangers_on(self, device: GpuDevice | None) -> dict[int, int] | None:
+        """Bytes by pid of all that are none of the pool's, nor were lately; None where the driver does not name them
+        all."""
+        if device is None or device.processes is None or not self._shares_pids:
+            return None
+        if len(device.processes) >= PROCESSES_MAX or any(one.used_bytes is None for one in device.processes):
+            return None
+        ours = {pid for seen in self._lately.values() for pid in seen.pids}
+        return {one.pid: one.used_bytes or 0 for one in device.processes if one.pid not in ours}
 
     @staticmethod
     def _why_not(seen: SeenGpus, has_gpu: bool, totals: Mapping[str, int], found: Mapping[str, GpuDevice]) -> str:
@@ -272,22 +293,52 @@ class _Strangers:
         return sum(bytes for pid, bytes in self._now.get(account, {}).items() if pid in self._before.get(id, ()))
 
 
+class _ForeignMemory:
+    """The memory of others in one account: its peak in the last ten minutes in which it could be told.
+
+    A process that has ended takes none again: where the driver names all of them, its part of the peak ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._all = _RecentPeak()
+        self._of: dict[int, _RecentPeak] = {}
+        """By the pid of each that is there."""
+        self._rest = _RecentPeak()
+        """Of what no process is named for, such as the driver's own."""
+        self.peak = 0
+
+    def after(self, used_bytes: int | None, own: list[Grant], strangers: Mapping[int, int] | None, now: float) -> int:
+        """The peak after one more look, which counts only if all that is ours was known."""
+        if used_bytes is None or any(grant.measured_bytes is None for grant in own):
+            return self.peak
+        foreign = foreign_peak(0, used_bytes, own)
+        self.peak = self._all.after(foreign, now)
+        if strangers is None:
+            self._of, self._rest = {}, _RecentPeak()
+            return self.peak
+        if self._of.keys() <= strangers.keys():
+            self._rest.after(max(0, foreign - sum(strangers.values())), now)
+        # else the memory of one that has just ended may be used still, and is nobody's
+        self._of = {pid: self._of.get(pid, _RecentPeak()) for pid in strangers}
+        named = sum(self._of[pid].after(bytes, now) for pid, bytes in strangers.items())
+        self.peak = max(foreign, min(self.peak, named + self._rest.peak))
+        return self.peak
+
+
 class _RecentPeak:
-    """The peak of foreign memory in the last ten minutes in which it could be told."""
+    """The largest figure of the last ten minutes."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
         """Each one lower and newer than the one before: the first is the peak."""
 
-    def after(self, used_bytes: int | None, own: list[Grant], now: float) -> int:
-        """The peak after one more look, which counts only if all that is ours was known."""
-        if used_bytes is not None and all(grant.measured_bytes is not None for grant in own):
-            foreign = foreign_peak(0, used_bytes, own)
-            while self._seen and self._seen[-1][1] <= foreign:
-                self._seen.pop()
-            self._seen.append((now, foreign))
-            while self._seen[0][0] < now - FOREIGN_S:
-                self._seen.popleft()
+    def after(self, bytes: int, now: float) -> int:
+        """The peak after one more figure."""
+        while self._seen and self._seen[-1][1] <= bytes:
+            self._seen.pop()
+        self._seen.append((now, bytes))
+        while self._seen[0][0] < now - FOREIGN_S:
+            self._seen.popleft()
         return self.peak
 
     @property

@@ -82,6 +82,9 @@ class PoolOrders:
 
     # looking ----------------------------------------------------------------------------------------------------------
 
+    async def refresh(self) -> None:
+        await self.pool.refresh()
+
     def view(self) -> PoolView:
         return view_of(self.pool, why_off=self._why_off)
 

@@ -67,6 +67,8 @@ log = logging.getLogger("hive.pool")
 LOOK_S = 1.0
 """Between two looks at memory and processes while a model is loaded or waited for."""
 IDLE_LOOK_S = 30.0
+REFUSES_BY_S = 0.1
+"""Nobody is refused for want of memory by an older look: who held it may have ended since."""
 GATHER_S = 0.005
 """Changes that come within this time are decided about together."""
 READ_S = 30.0
@@ -125,6 +127,7 @@ class ModelPool:
         self._is_closing = self._has_file_news = False
         self._why_not_approved = why_not_approved
         self._looked_at = self._files_read_at = float("-inf")
+        self._is_look_wanted = False
         self.reading = MemoryReading((), {}, {})
         self._address_of = address_of
         self.before_open: Callable[[PooledSlot], Awaitable[None]] = _nothing_before
@@ -267,7 +270,10 @@ class ModelPool:
         if not self._adopted.is_set():
             await self._adopt()
         leases_until = self.leases.look_at_times(time.monotonic())
-        if time.monotonic() - self._looked_at >= LOOK_S and self._is_busy:
+        if self._is_look_wanted:
+            self._is_look_wanted = False
+            await self.look(is_fresh=True)
+        elif time.monotonic() - self._looked_at >= (LOOK_S if self._is_busy else IDLE_LOOK_S):
             await self.look()
         if time.monotonic() - self._files_read_at >= READ_S and (
             self._reading_files is None or self._reading_files.done()
@@ -307,7 +313,13 @@ class ModelPool:
     @property
     def _is_busy(self) -> bool:
         models = any(slot.state in HELD or slot.waiting or slot.pinned_at is not None for slot in self.slots.values())
-        return models or bool(self.backends.known) or self.leases.has_any
+        return models or bool(self.backends.known) or self.leases.has_any or self._is_refused_for_others
+
+    @property
+    def _is_refused_for_others(self) -> bool:
+        """Whether a model is refused that may fit as soon as others end."""
+        has_others = any(one.foreign_bytes or one.strangers_bytes for one in self.reading.accounts)
+        return has_others and any(slot.never for slot in self.slots.values())
 
     # the helper -------------------------------------------------------------------------------------------------------
 
@@ -423,12 +435,21 @@ class ModelPool:
         elif slot.is_over and slot.state is SlotState.ASLEEP:
             self.steps.sleep.died(slot)
 
-    async def look(self) -> MemoryReading:
-        """Measures all accounts and all servers. Raises LinkLost."""
+    async def refresh(self) -> None:
+        """Looks at memory for somebody who wants to see it, where the last look is old: an idle pool looks rarely."""
+        if self._adopted.is_set() and time.monotonic() - self._looked_at >= LOOK_S:
+            await outcome_of(self.look())
+
+    async def look(self, *, is_fresh: bool = False) -> MemoryReading:
+        """Measures all accounts and all servers. `is_fresh`: the GPUs by a look that begins now; else they may be seen
+        as they were a second ago. Raises LinkLost."""
         known = {slot.id: slot.process.run for slot in self.slots.values() if slot.process is not None}
         processes = await self._helper.slots() if self.slots else {}
-        self.reading = await self._measured(processes, await self.leases.holders())
+        self.reading = await self._measured(processes, await self.leases.holders(), is_fresh=is_fresh)
         self._looked_at = time.monotonic()
+        self.footprints.gpu_bytes = min(
+            (one.total_bytes for one in self.reading.accounts if one.id != CPU), default=None
+        )
         self.backends.measured(self.reading.by_slot)
         self.leases.measured(self.reading.by_slot)
         for slot in self.slots.values():
@@ -446,7 +467,7 @@ class ModelPool:
         return self.reading
 
     async def _measured(
-        self, processes: Mapping[str, SlotProcess], holders: Mapping[str, LeaseHolder]
+        self, processes: Mapping[str, SlotProcess], holders: Mapping[str, LeaseHolder], *, is_fresh: bool = False
     ) -> MemoryReading:
         """All accounts with the models' servers, the services and the leases in them."""
         services, leases = await self.backends.processes(), self.leases.processes(holders)
@@ -455,6 +476,7 @@ class ModelPool:
             programs=leases.keys(),
             unseen=self.leases.unseen(),
             overdue=self.leases.overdue(),
+            is_fresh=is_fresh,
         )
 
     # the proxy --------------------------------------------------------------------------------------------------------
@@ -592,6 +614,9 @@ class ModelPool:
             move = choose(self.facts(now), now)
             if isinstance(move, Rest):
                 return move.until
+            if isinstance(move, RefuseWaiting) and now - self._looked_at > REFUSES_BY_S:
+                self._is_look_wanted = True
+                return now
             log.info("pool_move %s", move)
             self._do(move, now)
         log.error("pool_moves_without_end last=%s", move)

@@ -175,7 +175,7 @@ class SlotSleep:
         while True:
             waited_s = time.monotonic() - began
             is_last_look = waited_s >= self._pool.rules.free_s
-            if not isinstance(await outcome_of(self._pool.look()), HiveError):
+            if not isinstance(await outcome_of(self._pool.look(is_fresh=True)), HiveError):
                 left = self._left(slot)
             if slot.is_over:
                 raise BackendDown("its server ended")
@@ -244,7 +244,7 @@ class SlotSleep:
             before = self._pool.footprints.steady_bytes(slot.entry, self._pool.gpu)
         until = time.monotonic() + self.look_again_s
         while before is not None:
-            await outcome_of(self._pool.look())
+            await outcome_of(self._pool.look(is_fresh=True))
             has = _measured(slot.grants)
             if has is None or has_retaken(has, level.kept_bytes, before):
                 break

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +21,7 @@ from hive.link.proxy_link import ProxyGates
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.accounts import MemoryBack, memory_back
 from hive.pool.decider import RENEWED
-from hive.pool.state import CPU, SlotState
+from hive.pool.state import CPU, Grant, MemoryAccount, SlotState
 from hive.pool.turns import after_failure
 from hive.pooling.pool_backend import BackendSlot
 from hive.pooling.pooled_lease import PooledLease
@@ -59,6 +59,7 @@ RENEW_S = 3600.0
 OUT_OF_MEMORY_EXIT = 77
 """Exit code of a runner whose engine had no memory left; the same as in hive.runner.faults, which imports nothing."""
 PROFILE = TimeoutProfile()
+OUT_OF_MEMORY = ("out of memory", "failed to allocate", "bad_alloc")
 Describe = Callable[[ModelEntry, str, Settings], Awaitable[tuple[BackendInfo, ModelInfo | None]]]
 
 
@@ -298,7 +299,7 @@ class SlotSteps:
 
     async def _learn(self, slot: PooledSlot, seconds: float) -> None:
         """Measures what the load has taken, and keeps it."""
-        if isinstance(reading := await outcome_of(self._pool.look()), HiveError):
+        if isinstance(reading := await outcome_of(self._pool.look(is_fresh=True)), HiveError):
             return
         by_account = reading.by_slot.get(slot.id, {})
         known = [by_account.get(grant.account) for grant in slot.grants]
@@ -318,14 +319,14 @@ class SlotSteps:
 
     async def _not_loaded(self, slot: PooledSlot, error: HiveError) -> None:
         """A load has failed: its server is stopped, and it is tried again after a while."""
-        process, charged = slot.process, sum(grant.charged_bytes for grant in slot.grants)
+        process, grants = slot.process, slot.grants
         now = time.monotonic()
         slot.stopping(now)
         if process is not None and process.was_dropped:
             await self._after_drop(slot, process.why)
             return
         was_oom = process is not None and (
-            process.was_oom or says_out_of_memory(process) or is_out_of_memory(process.last)
+            process.was_oom or says_out_of_memory(process) or bool(out_of_memory(process.last))
         )
         lines = [] if process is None else process.last
         log.error("load_failed model=%s error=%s", slot.model, error.message)
@@ -335,7 +336,8 @@ class SlotSteps:
         state, retry_at = after_failure(slot.failures, slot.ended_at, self._pool.rules)
         if was_oom and slot.failures == 1:
             retry_at = slot.ended_at  # once more, with more memory
-        if was_oom:
+        if was_oom and not has_been_taken(grants, self._pool.reading.accounts):
+            charged = sum(grant.charged_bytes for grant in grants)
             await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         slot.failed(state, error.message, lines, retry_at)
         self._pool.swaps.given_up(slot, error.message)
@@ -408,7 +410,7 @@ class SlotSteps:
         gpus = {grant.account for grant in slot.grants} - {CPU}
         if not gpus:
             return True
-        reading = await outcome_of(self._pool.look())
+        reading = await outcome_of(self._pool.look(is_fresh=True))
         if isinstance(reading, HiveError):
             return waited_s >= self._pool.rules.free_s
         facts = self._pool.facts(time.monotonic())
@@ -473,7 +475,7 @@ class SlotSteps:
         self._learn_peak(slot)
         await self._end(slot)
         is_runner = slot.entry.kind in CATEGORIES
-        if process is not None and is_runner and (says_out_of_memory(process) or is_out_of_memory(process.last)):
+        if process is not None and is_runner and (says_out_of_memory(process) or out_of_memory(process.last)):
             await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
@@ -512,6 +514,8 @@ def ended(process: SlotProcess | None) -> str:
     if says_out_of_memory(process):
         return "its engine had no memory left"
     code = "" if process.exit_code is None else f" with exit code {process.exit_code}"
+    if (line := out_of_memory(process.last)) and line not in process.why:
+        code += f", for want of memory ({line.strip()})"
     why = process.why or (process.last[-1] if process.last else "")
     return f"its server ended{code}" + (f": {why}" if why else "")
 
@@ -525,11 +529,25 @@ def says_out_of_memory(process: SlotProcess) -> bool:
     return process.exit_code == OUT_OF_MEMORY_EXIT
 
 
-def is_out_of_memory(lines: list[str]) -> bool:
-    """Whether a server's last lines say that it had too little memory.
+def out_of_memory(lines: list[str]) -> str:
+    """The first of a server's last lines that says that it had too little memory; empty where none does.
 
-    >>> is_out_of_memory(["ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory"])
-    True
+    >>> out_of_memory(["load_model: loading", "cudaMalloc failed: Out of memory", "failed to allocate CUDA0 buffer"])
+    'cudaMalloc failed: Out of memory'
     """
-    said = " ".join(lines).lower()
-    return "out of memory" in said or "failed to allocate" in said or "bad_alloc" in said
+    return next((line for line in lines if any(word in line.lower() for word in OUT_OF_MEMORY)), "")
+
+
+def has_been_taken(grants: Iterable[Grant], accounts: Iterable[MemoryAccount]) -> bool:
+    """Whether less is free now than a server that has ended had been promised: others have taken it, and that it died
+    for memory says nothing of the model.
+
+    >>> promised = [Grant("g", 500)]
+    >>> [has_been_taken(promised, [MemoryAccount("g", 1000, used_bytes=used)]) for used in (600, 400, None)]
+    [True, False, False]
+    """
+    promised = {grant.account: grant.charged_bytes for grant in grants}
+    return any(
+        account.used_bytes is not None and account.total_bytes - account.used_bytes < promised.get(account.id, 0)
+        for account in accounts
+    )

@@ -705,10 +705,8 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
-        if (
-            prepared.decided.endpoint.meter is _RUNNER
-        ):  # budgets have prices of their own, that no server's speed changes
-            prices = self._path.settings.budget.prices
+        if prepared.decided.endpoint.meter is _RUNNER:
+            prices = self._path.settings.budget.prices  # its own, that no server's speed changes
             tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)

@@ -30,6 +30,15 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
     estimate_margin_percent: Annotated[
         float, _s("Added to an estimate from a model's metadata, until it is measured.", unit="%", ge=0, le=100)
     ] = 10
+    gpu_context_mb: Annotated[
+        int,
+        _s(
+            "Added to the estimate of a llama-server on a GPU for what the driver takes for it, until it is measured;"
+            " at most 1/32 of the GPU's memory.",
+            unit="MiB",
+            ge=0,
+        ),
+    ] = 850
     foreign_margin_percent: Annotated[
         float, _s("Added to the memory of processes that are none of the pool's.", unit="%", ge=0, le=100)
     ] = 10

@@ -21,7 +21,8 @@ TAKE_MEMORY = Path(__file__).with_name("take_memory.py")
 FIGURES = "HIVE_GPU_FIGURES"
 """Variable with the file where what is measured is written, one JSON object a line."""
 SERVER = "HIVE_GPU_LLAMA_SERVER"
-"""Variable with a llama-server that was built with CUDA."""
+"""Variable with a llama-server that was built with CUDA, and with flash attention as it is by default: without that a
+long context takes a buffer that no estimate knows of (1 GiB for `delta`)."""
 MODELS = "HIVE_GPU_MODELS"
 """Variable with a directory in memory where the models are made and kept; else they are made for each run."""
 

@@ -50,10 +50,14 @@ def test_no_first_load_takes_more_than_its_estimate_and_the_next_is_charged_what
         again = box.load(model)
         box.until_books_hold()
         second = box.card.of(box.pid(model))
+        box.direct(model).ask(model, "One two three" if model == TINY else f"{WORDS} " * 22, tokens=2)
+        after_use = box.card.of(box.pid(model))
         told(test="footprint", model=model, estimated_mb=estimated // MIB, took_mb=took, took_again_mb=second,
-             learnt_mb=learnt["need_bytes"] // MIB, load_s=round(again["load_s"], 2))  # fmt: skip
+             used_mb=after_use, learnt_mb=learnt["need_bytes"] // MIB, load_s=round(again["load_s"], 2))  # fmt: skip
         if took * MIB > estimated:
             missed.append(f"{model}: {estimated // MIB} MiB were thought, {took} MiB taken")
+        if after_use * MIB > estimated:
+            missed.append(f"{model}: {estimated // MIB} MiB were thought, {after_use} MiB taken after a long prompt")
         if abs(learnt["need_bytes"] // MIB - second) > max(16, second // 100):
             missed.append(f"{model}: {learnt['need_bytes'] // MIB} MiB were learnt, {second} MiB taken")
     box.empty()

@@ -119,7 +119,7 @@ class Asker:
             prompt="a bee",
             n=number,
             size=SIZE,
-            extra_body={"steps": 2, "seed": 7},  # type: ignore[arg-type]
+            extra_body={"steps": 2, "seed": 7},
         )
         images = [base64.b64decode(image.b64_json or "") for image in answer.parse().data or []]
         is_right = len(images) == number and all(image.startswith(PNG) for image in images)

@@ -214,6 +214,7 @@ class PlayedMemory:
         programs: Collection[str] = (),
         unseen: Mapping[str, Mapping[str, int]] | None = None,
         overdue: Collection[str] = (),
+        is_fresh: bool = False,
     ) -> MemoryReading:
         by_slot: dict[str, dict[str, int | None]] = {}
         used = self.foreign_mb + self.left_mb

@@ -22,6 +22,7 @@ from hive.backends.entries import ModelEntry
 from hive.errors import StoreFull
 from hive.pool.estimate import EstimateSource, GgufShape, kv_cache_bytes
 from hive.pool.footprints import Footprint, FootprintKey
+from hive.pool.state import CPU, MIB
 from hive.pooling.entry_facts import FILE_TYPES, EntryFacts, entry_facts, model_info, read_facts, signature
 from hive.pooling.footprints import Footprints
 from hive.settings.pool import ModelRow, slot_id
@@ -274,7 +275,13 @@ async def test_the_estimate_comes_from_the_first_that_is_known(database: Databas
     by_metadata = learning.need(known, GPU)
     assert by_metadata is not None
     assert by_metadata.source is EstimateSource.METADATA
-    assert by_metadata.bytes == int((size_of(tiny) + kv_cache_bytes(shape, 8192)) * 110 / 100)
+    without = int((size_of(tiny) + kv_cache_bytes(shape, 8192)) * 110 / 100)
+    assert by_metadata.bytes == without + 850 * MIB, "and what the driver takes for a process on a GPU"
+    learning.gpu_bytes = 8192 * MIB
+    on_small, on_host = learning.need(known, GPU), learning.need(known, CPU)
+    assert on_small is not None
+    assert on_host is not None
+    assert (on_small.bytes, on_host.bytes) == (without + 256 * MIB, without)
     by_entry = learning.need(told, GPU)
     assert by_entry is not None
     assert (by_entry.bytes, by_entry.source) == (7 << 20, EstimateSource.ENTRY)

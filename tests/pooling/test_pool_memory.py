@@ -89,7 +89,7 @@ async def test_each_gpu_is_an_account_by_its_uuid_and_a_slot_has_what_its_proces
     box = here(MeasuredBox(proc, first, Gpu(b"NVIDIA L4", total=24 * GIB)))
     reading = await box.look(server("a", 11, 12), server("b", 77, on="GPU-1"))
     assert reading.accounts == (
-        MemoryAccount("GPU-0", 140 * GIB, RESERVE, 30 * GIB, foreign_bytes=15 * GIB),
+        MemoryAccount("GPU-0", 140 * GIB, RESERVE, 30 * GIB, foreign_bytes=15 * GIB, strangers_bytes=3 * GIB),
         MemoryAccount("GPU-1", 24 * GIB, RESERVE, 0, foreign_bytes=0),
     )
     assert reading.names == {"GPU-0": "NVIDIA H200", "GPU-1": "NVIDIA L4"}
@@ -266,6 +266,39 @@ async def test_foreign_memory_is_the_peak_of_ten_minutes(proc: Path) -> None:
         peaks.append((await box.look()).accounts[0].foreign_bytes // GIB)
         box.now += FOREIGN_S / 2
     assert peaks == [5, 5, 5, 4]
+
+
+async def test_the_part_of_a_stranger_in_the_peak_ends_with_it(proc: Path) -> None:
+    gpu = Gpu(used=9 * GIB, processes=[(98, 6 * GIB), (99, 2 * GIB)])
+    box = here(MeasuredBox(proc, gpu))
+    peaks = [(await box.look()).accounts[0].foreign_bytes // GIB]
+    for used, processes in (
+        (4, [(98, GIB), (99, 2 * GIB)]),  # it may take as much again
+        (9, [(99, 2 * GIB)]),  # it has ended, and its memory is not back yet
+        (3, [(99, 2 * GIB)]),
+        (9, [(99, 2 * GIB), (97, 6 * GIB)]),
+    ):
+        box.now += 1
+        gpu.used, gpu.processes = used * GIB, processes
+        peaks.append((await box.look()).accounts[0].foreign_bytes // GIB)
+    assert peaks == [9, 9, 9, 3, 9]
+
+
+async def test_a_fresh_look_sees_what_happened_before_it(proc: Path) -> None:
+    gpu = Gpu(used=5 * GIB)
+    box = here(MeasuredBox(proc, gpu))
+    reader = GpuMemoryReader(proc, look=box._look, fresh_s=60)
+    first = (await reader.seen()).gpus[0].used_bytes
+    gpu.used = 3 * GIB
+    assert [first, (await reader.seen()).gpus[0].used_bytes] == [5 * GIB, 5 * GIB]
+    box.hang = threading.Event()
+    under_way = asyncio.create_task(reader.seen_now())
+    await asyncio.sleep(0.05)
+    box.hang.set()
+    gpu.used = 2 * GIB
+    assert (await reader.seen_now()).gpus[0].used_bytes == 2 * GIB, "not by the look that had begun before"
+    await under_way
+    assert (await reader.seen()).gpus[0].used_bytes == 2 * GIB
 
 
 async def test_memory_of_a_server_that_begins_or_has_just_ended_is_not_foreign(proc: Path) -> None:

@@ -167,6 +167,28 @@ async def test_a_model_larger_than_the_gpu_is_refused_with_the_arithmetic(world:
     assert box.proxy.last_row(box.id("a")).never == f"a needs {200 * MIB} bytes, more than can ever be free"
 
 
+async def test_a_model_that_others_leave_no_room_for_is_refused_until_they_end(world: World) -> None:
+    box = await world({"a": 60})
+    box.memory.foreign_mb = 90
+    await box.pool.look()
+    box.ask("a")
+    await until(lambda: box.pool.find("a").never)
+    told = f"a needs {60 * MIB} bytes, more than is free beside the {90 * MIB} bytes of others"
+    assert box.proxy.last_row(box.id("a")).never == told
+    box.memory.foreign_mb = 0
+    await until(lambda: not box.proxy.last_row(box.id("a")).never)  # an idle pool does not look so soon
+
+
+async def test_nobody_is_refused_by_a_look_that_is_older_than_what_is_free_now(world: World) -> None:
+    box = await world({"a": 60})
+    box.memory.foreign_mb = 90
+    await box.pool.look()
+    box.memory.foreign_mb = 0
+    await asyncio.sleep(0.2)
+    box.ask("a")
+    await box.until("a", "ready")
+
+
 async def test_a_model_whose_file_is_missing_is_refused_until_it_is_there(world: World, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     box = PoolWorld(tmp_path / "gone", {"a": 10}, total_mb=100)
