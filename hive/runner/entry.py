@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -174,6 +175,4 @@ def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | 
 
 def run() -> None:
     """The program, with its arguments. It ends without waiting for its threads: a call at work is cut."""
-    import sys
-
     end(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 server of a runner, on a unix socket: a thread for each connection, one call at work at a time.
+"""HTTP/1.1 server of a runner, on a unix socket: threads for connections, one call at work at a time.
 
 Hive's proxy is its only client, and has checked who asks and what. So it knows what that proxy sends and little else:
 bodies with a length, JSON or a form. A client that has closed its half of the connection wants no answer any more: a
@@ -29,7 +29,11 @@ MOST_FORM_BYTES = 2 << 30
 """The proxy's own limit is far lower; this one keeps a disk from being filled by its error."""
 MOST_DROPPED_BYTES = 64 << 20
 """Of a body that is refused."""
-MOST_CONNECTIONS = 128
+CONNECTIONS = 32
+"""At once, each with a thread that is there from the start: without memory none could be started, and whoever did would
+wait for ever (CPython 3.11; seen). The next ones wait in the kernel; the proxy has one request at work here."""
+SPARE_BYTES = 4 << 20
+"""Given back where the memory is at its end, so that this can be answered."""
 READ_S = 60.0
 """Longest silence within a request."""
 IDLE_S = 3600.0
@@ -288,7 +292,7 @@ class RunnerServer:
         self._path, self._routes, self._spool = path, routes, spool
         self.line = CallLine()
         self._is_closed = False
-        self._slots = threading.Semaphore(MOST_CONNECTIONS)
+        self._spare = bytearray(SPARE_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def __repr__(self) -> str:
@@ -300,7 +304,8 @@ class RunnerServer:
             self._path.unlink()
         self._listener.bind(str(self._path))
         self._listener.listen(128)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        for _ in range(CONNECTIONS):
+            threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """Accepts no more, and removes the socket. Calls at work go on."""
@@ -312,21 +317,15 @@ class RunnerServer:
 
     def _accept(self) -> None:
         while True:
-            self._slots.acquire()  # beyond the bound the next ones wait in the kernel
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
-                self._slots.release()
                 if self._is_closed:
                     return
                 said(f"accept failed: {error}")
                 time.sleep(1)
                 continue
-            try:
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-            except (RuntimeError, MemoryError) as error:  # "can't start new thread": nobody would be answered any more
-                said(f"no memory for a connection: {error}")
-                end(OUT_OF_MEMORY)
+            self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -336,8 +335,8 @@ class RunnerServer:
                     pass
         except (OSError, CallerGone):
             pass  # the client is gone, or was silent for too long
-        finally:
-            self._slots.release()
+        except MemoryError:
+            end(OUT_OF_MEMORY)
 
     def _one(self, connection: socket.socket, reader: _Reader) -> bool:
         """Answers one request; whether another may follow on this connection."""
@@ -379,6 +378,8 @@ class RunnerServer:
         """Answers for an engine that failed. One without memory cannot be trusted to have given back what it took, so
         that its process ends."""
         is_full = is_out_of_memory(error)
+        if is_full:
+            self._spare.clear()
         said(f"{call.path} failed: {type(error).__name__}: {str(error)[:500]}")
         why = "the engine has no memory left for this" if is_full else f"the engine failed: {type(error).__name__}"
         code = "out_of_memory" if is_full else "engine_failed"

@@ -1,0 +1,68 @@
+"""The program around an engine: its words, its load, and its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.whisper import ROOT
+
+SERVE = """
+import sys, threading, argparse
+from pathlib import Path
+from hive.runner import entry
+from hive.runner.http_server import CallRoute
+
+class Engine:
+    def load(self): {load}
+    def version(self): return "1"
+    def routes(self): return {{}}
+    def facts(self): return {{}}
+    def counts(self): return {{}}
+
+entry.end(entry.serve("whisper", "m", Engine(), Path(sys.argv[1])))
+"""
+
+
+def served(folder: Path, load: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE.format(load=load), str(folder / "s")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert not (folder / "s").exists()
+    return done.returncode, done.stderr
+
+
+def test_a_load_that_fails_ends_it_and_says_why(tmp_path: Path) -> None:
+    assert served(tmp_path, 'raise ValueError("no such tensor")') == (
+        1,
+        "m cannot be loaded: ValueError: no such tensor\n",
+    )
+
+
+def test_a_load_without_memory_ends_it_with_77(tmp_path: Path) -> None:
+    assert served(tmp_path, 'raise RuntimeError("CUDA failed with error out of memory")')[0] == 77
+
+
+def test_a_signal_ends_it_while_it_loads(tmp_path: Path) -> None:
+    program = SERVE.format(load="threading.Event().wait()")
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "s")], cwd=ROOT) as process:
+        while not (tmp_path / "s").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not (tmp_path / "s").exists()
+
+
+def test_wrong_words_are_usage(tmp_path: Path) -> None:
+    for words in ([], ["ear"], ["whisper", "--nonsense"]):
+        code = "from hive.runner.entry import run; run()"
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 2
+        assert "hive-runner" in done.stderr
