@@ -5,6 +5,7 @@ A day ends at midnight and a month with its last day, in the zone of `[budget] z
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from zoneinfo import ZoneInfo
@@ -51,6 +52,22 @@ def tighter(one: TokenLimits, other: TokenLimits) -> TokenLimits:
     """
     pairs = ((one.of(kind), other.of(kind)) for kind in BudgetKind)
     return TokenLimits(*(min(filter(None, pair), default=0) for pair in pairs))
+
+
+class UnitPrices(msgspec.Struct, frozen=True):
+    """The tokens for which a second of audio, and a million pixels of one step of an image, count in a budget.
+
+    They are fixed, so that what a budget buys is known beforehand and does not depend on how fast a server is.
+
+    >>> UnitPrices(audio_s=10.0, megapixel_step=40.0).tokens(audio_ms=6_020, pixel_steps=512 * 512 * 25)
+    323
+    """
+
+    audio_s: float
+    megapixel_step: float
+
+    def tokens(self, *, audio_ms: float = 0, pixel_steps: float = 0) -> int:
+        return math.ceil(audio_ms * self.audio_s / 1e3 + pixel_steps * self.megapixel_step / 1e6)
 
 
 class BudgetPeriods(msgspec.Struct, frozen=True):

@@ -371,6 +371,17 @@ TABLE: dict[str, Row] = {
         "{model} needs {need_bytes:GiB}, and there are {most_bytes:GiB} for all models{more:? (and * more)}",
         "{hive:pool explain {model:quote}}  # another quantization, or a smaller context, needs less",
     ),
+    "comfyui_no_workflow": _error(
+        "there is no workflow in {path}: no model asks the ComfyUI of [comfyui] url",
+        "hive config show --origin  # put NAME.json there (docs/comfyui.md), or take url out",
+    ),
+    "comfyui_workflow_broken": _error(
+        "{path} is no workflow: {why}{more:? (and * more)}", "{hive:doctor comfyui}  # once it is mended"
+    ),
+    "runner_program_missing": _error(
+        "{model} is served by {program}, and {why}[ (and {more} more)]: requests for it get 503",
+        "python3 -m venv {folder:quote} && {folder:quote}/bin/pip install 'hive[{kind}]'",
+    ),
     "speculation_without_numba": _error(
         "{model} is to draft by ngrams, and the vLLM at {program} has no numba: it ends within its start",
         "pip install numba  # into the environment of {program:quote}",

@@ -72,6 +72,7 @@ from hive.control.speculation import SpeculationWatch
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
 from hive.control.task_report import TaskReport
+from hive.control.transcriptions import TranscriptionWatch
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
@@ -111,6 +112,7 @@ from hive.link.responses import FromProxy
 from hive.link.runner import CALLS_MAX, RunnerCall, RunnerTokens, TokenRow
 from hive.link.slots import SlotProcess
 from hive.link.usage import AskSpent, SpentIs, UsageBatch
+from hive.pooling.comfy_servers import ComfyServers
 from hive.pooling.deployments import Deployments
 from hive.pooling.entry_facts import FileFacts
 from hive.pooling.footprints import Footprints
@@ -345,7 +347,8 @@ class Daemon:
             on_moved=self._slot_moved,
             on_list=lambda: self._pool.files_changed(),
         )
-        started = OneOfTwo(self._helper, self._ollama, self._ollama.ids)
+        self._comfy = ComfyServers(self._helper, entries.values(), self._address_of)
+        started = OneOfTwo(self._comfy, self._ollama, self._ollama.ids)
         self._servers = OneOfTwo(started, self._remotes, self._remotes.ids)
         self._footprints = Footprints(
             self._database, lambda: self.effects.settings, recorded.footprints, self._facts_of
@@ -383,6 +386,7 @@ class Daemon:
             pins=recorded.pins,
             why_not_approved=self._why_not_approved,
         )
+        self._transcriptions = TranscriptionWatch(self._pool)
         self._speculation = SpeculationWatch(active=self._active, pool=self._pool, audit_log=self._audit_log)
         self._deployment_watch = DeploymentWatch(
             self._deployments,
@@ -625,6 +629,7 @@ class Daemon:
                 runner_counts=self._runner_counts,
                 memory_split=self._memory_split.metrics,
                 speculation=self._speculation.metrics,
+                transcriptions=self._transcriptions.metrics,
                 adapters=self._adapter_orders.metrics,
                 jobs=self._model_jobs.metrics,
             ),
@@ -764,10 +769,12 @@ class Daemon:
         self._spawn(self._switcher.run(), "switch")
         self._spawn(self._ollama.run(), "ollama")
         self._spawn(self._remotes.run(), "remote models")
+        self._spawn(self._comfy.run(), "comfyui")
         self._spawn(self._pool.run(), "pool")
         self._spawn(self._adapters.run(), "adapters")
         self._spawn(self._deployment_watch.run(), "deployments")
         self._spawn(self._speculation.run(), "speculation")
+        self._spawn(self._transcriptions.run(), "transcriptions")
         self._spawn(self._load_approvals.run(), "signed loads")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)

@@ -143,6 +143,9 @@ class BackendKind(StrEnum):
     LLAMA = "llama"
     DEMO = "demo"
     REMOTE = "remote"
+    WHISPER = "whisper"
+    DIFFUSERS = "diffusers"
+    COMFYUI = "comfyui"
 
 
 DEMO_SERVER = "hive-demo"
@@ -313,6 +316,18 @@ class Caller(msgspec.Struct, frozen=True):
     role: Role | None = None
 
 
+class UsageUnit(StrEnum):
+    """The unit in which a request's usage is counted. `AUDIO_S`: seconds of audio that were heard."""
+
+    TOKENS = "tokens"
+    AUDIO_S = "audio_s"
+    IMAGES = "images"
+
+
+UNIT_OF_CATEGORY = {"audio": UsageUnit.AUDIO_S, "image": UsageUnit.IMAGES}
+"""The unit of what a model of such a category does; of all others tokens are counted."""
+
+
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of one request. A count of None is unknown, which is not 0."""
 
@@ -325,7 +340,10 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One ended request, as it travels from the proxy's spool over the link into SQLite.
 
     `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
-    emission. `cut`: the client did not get a whole answer. `unit`: what is counted (`tokens`). `model`: the one that
+    emission. `cut`: the client did not get a whole answer. `unit`: what is counted, a `UsageUnit`; of one that is no
+    tokens `amount` is how much of it, None where that is not known, and `work` of images the pixels of all their steps
+    (width x height x steps, summed). `estimated`: the amount, or the tokens out, are by what got through. `model`: the
+    one that
     served it; `asked`: the name that the request had for it, empty where an older Hive wrote it; `rung`: of a task, the
     place of that model in its list, from 0; None where no task was asked. `far`: it left the box.
     Durations in milliseconds; `created_at` Unix seconds.
@@ -354,6 +372,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
     rung: int | None = None
     far: bool = False
+    amount: float | None = None
+    work: float | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import (
     adapters,
     backends,
+    comfyui,
     docker,
     files,
     governance,
@@ -29,6 +30,7 @@ from hive.doctor.checks import (
     memory,
     parking,
     pool,
+    runner_programs,
     running,
     sandboxes,
     speculation,
@@ -245,6 +247,11 @@ CASES: dict[str, Case] = {
         {"slots": [{**SLOT, "state": "failed", "last_error": "no tensors"}]}
     ),
     "pool_never_fits": lambda: pool.judge_fit({"accounts": [ACCOUNT], "slots": [{**SLOT, "need_bytes": 90 * GIB}]}),
+    "comfyui_no_workflow": lambda: comfyui.judge_workflows("/etc/hive/comfyui", {}),
+    "comfyui_workflow_broken": lambda: comfyui.judge_workflows("/w", {"a.json": "it is not JSON", "b.json": "no"}),
+    "runner_program_missing": lambda: runner_programs.judge_programs(
+        [runner_programs.RunnerProgram("m", "whisper", "/opt/w/bin/hive-runner", "it is not there")]
+    ),
     "speculation_without_numba": lambda: speculation.judge_numba(["m"], "/opt/vllm/bin/vllm", lacks=True),
     "speculation_other_vocabulary": lambda: speculation.judge_drafts([("m", "vllm", 32000, 32001)]),
     "adapters_no_dir": lambda: adapters.judge_dir(adapters.FoundDirectory(P, "it is not there"), "required"),

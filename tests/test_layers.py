@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     ),
     "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
+    "runner": set(),  # programs of other environments: the standard library, their engine and each other
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
     "endpoints": LEAVES | {"wire", "dialects", "models", "backends.kinds"},
@@ -71,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"host", "pool.ladder"},
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
+    "pooling.workflow_facts": LEAVES | {"pooling", "runner.workflow"},  # the files that a runner reads too
     "control": LEAVES | DAEMON_PARTS | {"audit", "pooling", "pool", "governance"},
     "lifecycle": LEAVES | DAEMON_PARTS | {"control", "audit", "pooling", "pool", "adapters"},
     **dict.fromkeys(
@@ -103,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor.checks.comfyui": AROUND | {"doctor", "runner.workflow"},  # the files that a runner reads
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
@@ -239,6 +242,8 @@ def test_every_room_is_in_the_table() -> None:
         ("backends.recognise", "wire.http1", False, False),
         ("backends.recognise", "host.access", False, True),
         ("backends.vllm", "host.access", False, False),
+        ("runner.whisper", "runner.faults.EngineFault", False, True),
+        ("runner.whisper", "errors", False, False),
         ("proxy.datapath", "backends.kinds.spec_of", False, True),
         ("proxy.datapath", "backends.ask.get", True, False),
         ("demo.server", "store.live", False, False),

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hive.backends import ask, openapi
 from hive.backends.conversation import LOAD_S, AskedServer, ControlAnswer, Conversation, Pause, Question
-from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
+from hive.backends.counters import Drafts, Heard, PrefixCache, ReportedLimits
 from hive.backends.kinds import spec_of
 from hive.backends.spec import BackendSpec, KeptPrompt, Sleeping
 from hive.domain import Dialect, FoundCapabilities, ModelInfo, origin_of
@@ -99,6 +99,10 @@ class BackendControl:
         """Its counters of drafted tokens since it started, None where it tells none or does not answer. Never
         raises."""
         return await self._carry_on(self._asking.drafts())
+
+    async def heard(self) -> Heard | None:
+        """Its counters of sound since it started, None where it tells none or does not answer. Never raises."""
+        return await self._carry_on(self._asking.heard())
 
     async def capabilities(self) -> FoundCapabilities:
         """Description of itself; without one in 10 s what is taken for granted of its kind. Never raises."""

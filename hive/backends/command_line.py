@@ -29,13 +29,22 @@ class Launch(msgspec.Struct, frozen=True):
 
 class Order(msgspec.Struct, frozen=True):
     """Settings and places of a start. `environment`: as the server may see it; `state`: where it caches; `max_rank`: of
-    adapters that it takes."""
+    adapters that it takes. Of a runner's start (hive.runner): `name`, `model`: of its entry, and the file or directory;
+    `gpus`: UUIDs, none for the CPU, `gpu_mb`: what is granted on each; `most_audio_s`: of one file; `steps`: of an
+    image, 0 for the pipeline's own; `url`: of the ComfyUI that it stands before."""
 
     inference: InferenceSection
     environment: dict[str, str]
     socket: Path
     state: Path
     max_rank: int = 64
+    name: str = ""
+    model: str = ""
+    gpus: tuple[str, ...] = ()
+    most_audio_s: float = 7200
+    url: str = ""
+    gpu_mb: tuple[int, ...] = ()
+    steps: int = 0
 
 
 def served_name(default_model: str, path: str) -> str:

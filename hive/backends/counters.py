@@ -32,6 +32,27 @@ class Drafts(msgspec.Struct, frozen=True):
     accepted: int
 
 
+class Heard(msgspec.Struct, frozen=True):
+    """Seconds since a runner started: of sound that it heard, of work on that; `load_s`: of the load of its model."""
+
+    audio_s: float
+    work_s: float
+    load_s: float
+
+
+def heard_counters(exposition: bytes) -> Heard | None:
+    """The counters of a runner of Whisper; None where one is missing.
+
+    >>> names = ("load_seconds 1.5", "audio_seconds_total 60", "work_seconds_total 3")
+    >>> told = [f"hive_runner_{name}".encode() for name in names]
+    >>> heard_counters(b"\\n".join(told)), heard_counters(told[0])
+    (Heard(audio_s=60.0, work_s=3.0, load_s=1.5), None)
+    """
+    names = ("audio_seconds_total", "work_seconds_total", "load_seconds")
+    found = [_values(exposition, f"hive_runner_{name}") for name in names]
+    return Heard(*(values[0] for values in found)) if all(found) else None
+
+
 def gauge(exposition: bytes, name: str) -> int | None:
     """The sum of a gauge over its labels in a Prometheus text, None where it is not there.
 

@@ -14,6 +14,8 @@ import msgspec
 from hive.adapters.record import GGUF as GGUF_FORMAT
 from hive.adapters.record import AdapterRecord
 from hive.domain import BackendKind
+from hive.settings.comfyui import NAME as COMFYUI
+from hive.settings.comfyui import ComfyuiSection
 from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
 
@@ -21,6 +23,8 @@ GGUF = ".gguf"
 
 
 MIB = 1 << 20
+FILE_OF_KIND = {BackendKind.WHISPER: "model.bin", BackendKind.DIFFUSERS: "model_index.json"}
+"""The file in a model's directory by which it is known whose it is: CTranslate2's weights are Whisper's."""
 
 
 class EntryAdapter(msgspec.Struct, frozen=True):
@@ -76,8 +80,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> dict[str, ModelEntry]:
     """The entries by slot id: those described, then those of `found` (name -> path, files of `models_dir`) with another
-    name, if `[pool] found` wants them: GGUF files for llama-server, directories for vLLM. None where the pool is not
-    enabled."""
+    name, if `[pool] found` wants them: GGUF files for llama-server, directories for vLLM, or for a runner where their
+    files are its (`kind_at`). None where the pool is not enabled."""
     if not settings.pool.enabled:
         return {}
     entries: dict[str, ModelEntry] = {}
@@ -96,12 +100,41 @@ def entries_of(settings: Settings, found: Mapping[str, Path] | None = None) -> d
         )
     for name, path in (found or {}).items() if settings.pool.found else ():
         if name not in settings.models and slot_id(name) not in entries:
-            kind = BackendKind.LLAMA if path.suffix == GGUF else BackendKind.VLLM
+            kind = kind_at(path)
             row = ModelRow(backend=kind, file=str(path))
             entries[slot_id(name)] = ModelEntry(
                 id=slot_id(name), name=name, kind=kind, path=path, row=row, origin=str(path)
             )
+    if settings.comfyui.url:
+        comfy = comfyui_entry(settings.comfyui)
+        entries[comfy.id] = comfy
     return entries
+
+
+def comfyui_entry(section: ComfyuiSection) -> ModelEntry:
+    """The one entry of a ComfyUI: it is one program, with one queue and one memory for all of its workflows, each of
+    which is a model.
+
+    >>> comfyui_entry(ComfyuiSection(url="http://127.0.0.1:8188", gpus="cpu")).row.vram_mb
+    8192
+    """
+    row = ModelRow(
+        backend=BackendKind.COMFYUI,
+        url=section.url,
+        file=section.workflows_dir,
+        vram_mb=section.vram_mb,
+        gpus=section.gpus,
+        parallel=1,
+    )
+    id, path = slot_id(COMFYUI), Path(section.workflows_dir)
+    return ModelEntry(id=id, name=COMFYUI, kind=row.backend, path=path, row=row, origin="[comfyui]")
+
+
+def kind_at(path: Path) -> BackendKind:
+    """The kind of server for what lies at a path of `models_dir`, by the names of its files."""
+    if path.suffix == GGUF:
+        return BackendKind.LLAMA
+    return next((kind for kind, file in FILE_OF_KIND.items() if (path / file).is_file()), BackendKind.VLLM)
 
 
 def adapter_entries(

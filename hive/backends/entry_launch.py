@@ -13,6 +13,7 @@ from hive.backends.kinds import spec_of
 from hive.backends.launch import shown_environment
 from hive.domain import BackendKind
 from hive.errors import BadRequest
+from hive.settings.pool import CATEGORIES
 from hive.settings.table import InferenceSection
 
 CPU = "cpu"
@@ -33,12 +34,13 @@ def launch_entry(
     weights_bytes: int = 0,
     may_sleep: bool = False,
     max_rank: int = 64,
+    most_audio_s: float = 7200,
 ) -> Launch:
     """The start of `entry` in these accounts (MiB by account) with this context (0: the entry's).
 
     `environment`: of the process that starts it. `weights_bytes`: of its files, for a server whose cache is given in
-    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several. Raises BadRequest
-    for a context larger than the entry's, and for a model of Ollama.
+    bytes; `may_sleep`: it is started so that it can; `max_rank`: of adapters, where it takes several; `most_audio_s`:
+    of one file of sound. Raises BadRequest for a context larger than the entry's, and for a model of Ollama.
 
     >>> from hive.settings.pool import ModelRow
     >>> entry = ModelEntry(id="q-1", name="q", kind="llama", path=Path("/m/q.gguf"), row=ModelRow(file="/m/q.gguf"))
@@ -53,19 +55,34 @@ def launch_entry(
     inference = msgspec.structs.replace(inference, vllm_context=0)  # that is of the service of `hive backend`
     if own and context > own:
         raise BadRequest(f"{entry.name} has a context of {own} tokens, and {context} were granted")
-    is_llama = entry.kind == BackendKind.LLAMA
-    fields = _llama_fields(entry, context or own, inference) if is_llama else _vllm_fields(entry, inference)
+    is_llama, is_runner = entry.kind == BackendKind.LLAMA, entry.kind in CATEGORIES
+    fields: dict[str, object] = {}
+    if not is_runner:
+        fields = _llama_fields(entry, context or own, inference) if is_llama else _vllm_fields(entry, inference)
+    gpus = [account for account in accounts if account != CPU]
     order = Order(
-        msgspec.structs.replace(inference, **fields), shown_environment(environment, state), socket, state, max_rank
+        msgspec.structs.replace(inference, **fields),
+        shown_environment(environment, state),
+        socket,
+        state,
+        max_rank,
+        entry.name,
+        str(entry.path),
+        tuple(gpus),
+        most_audio_s,
+        row.url,
+        tuple(accounts[gpu] for gpu in gpus),
+        row.steps,
     )
     make = spec_of(entry.kind).launch
     if make is None:
         raise BadRequest(f"{entry.kind} is started by somebody else")
     made = make(order)
-    gpus = [account for account in accounts if account != CPU]
-    more, variables = (
-        _llama_more(entry, gpus) if is_llama else _vllm_more(entry, accounts, gpus, context or own, weights_bytes)
-    )
+    more, variables = list[str](), dict[str, str]()
+    if not is_runner:
+        more, variables = (
+            _llama_more(entry, gpus) if is_llama else _vllm_more(entry, accounts, gpus, context or own, weights_bytes)
+        )
     if may_sleep and gpus and (sleeping := spec_of(entry.kind).sleeping) is not None:
         more += sleeping.flags
         variables |= sleeping.environment

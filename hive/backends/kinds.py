@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hive.backends import demo, llama, ollama, remote, vllm
+from hive.backends import comfyui, demo, diffusers, llama, ollama, remote, vllm, whisper
 from hive.backends.spec import BackendSpec
 from hive.domain import ModelInfo
 from hive.models.whereabouts import NOWHERE, Whereabouts
 
 SPECS: dict[str, BackendSpec] = {
-    spec.kind: spec for spec in (ollama.SPEC, vllm.SPEC, llama.SPEC, demo.SPEC, remote.SPEC)
+    spec.kind: spec
+    for spec in (
+        *(ollama.SPEC, vllm.SPEC, llama.SPEC, demo.SPEC, remote.SPEC),
+        *(whisper.SPEC, diffusers.SPEC, comfyui.SPEC),
+    )
 }
 """By name, in the order in which people are told of them. A new kind is one more `SPEC` here."""
 

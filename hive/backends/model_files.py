@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
+from hive.backends.ct2_files import check_whisper
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 
 GGUF = ".gguf"
@@ -24,6 +25,11 @@ READ_BY = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 HEADER_MAX_BYTES = 100 * 1024 * 1024
 """Of a safetensors file: what its own library takes (safetensors 0.8). A GGUF file's has some 20 MB at most: its
 vocabulary."""
+WHISPER_WEIGHTS = "model.bin"
+"""CTranslate2's name for them."""
+PIPELINE = "model_index.json"
+"""Of a pipeline: its class, and the classes of its parts."""
+PARTS_MAX = 64
 CONFIG_MAX_BYTES = 16 * 1024 * 1024
 GGUF_VERSIONS = (2, 3)
 """Those that llama.cpp reads."""
@@ -38,10 +44,13 @@ _WHERE = "the file has to be on this box, readable for the daemon (an installed 
 
 
 class Format(StrEnum):
-    """`gguf`: for llama-server (and Ollama, which makes its own of it); `hf`: for vLLM."""
+    """`gguf`: for llama-server (and Ollama, which makes its own of it); `hf`: for vLLM; `whisper`: CTranslate2's, for
+    faster-whisper; `diffusers`: a directory with one for each part of a pipeline."""
 
     GGUF = "gguf"
     HF = "hf"
+    WHISPER = "whisper"
+    DIFFUSERS = "diffusers"
 
 
 class GgufHeader(NamedTuple):
@@ -354,10 +363,14 @@ def _directory(path: Path) -> ModelOnDisk:
     taken = [name for name in names if name.endswith(READ_BY)]
     weights = [name for name in taken if name.endswith(".safetensors")]
     ggufs = [name for name in names if name.endswith(GGUF)]
+    if PIPELINE in names:
+        return _pipeline(path, names)
     if "config.json" not in names and ggufs:
         if len(ggufs) == 1 or _SHARD.search(ggufs[0]):
             return ModelOnDisk(Format.GGUF, _shards(path / ggufs[0]))
         raise BadRequest(f"{path} holds {len(ggufs)} GGUF files", hint=f"name one: {path / ggufs[0]}")
+    if "config.json" in names and WHISPER_WEIGHTS in names:
+        return _whisper(path, names)
     if "config.json" not in names or not weights:
         lacks = "config.json" if "config.json" not in names else "*.safetensors"
         raise BadRequest(f"{path} is no model: it has no {lacks}")
@@ -372,6 +385,47 @@ def _directory(path: Path) -> ModelOnDisk:
     files = [_checked(path / name, check_safetensors) for name in weights]
     files += [File(name, path / name, (path / name).stat().st_size) for name in taken if name not in weights]
     return ModelOnDisk(Format.HF, tuple(files), tuple(name for name in names if name not in taken))
+
+
+def _whisper(path: Path, names: list[str]) -> ModelOnDisk:
+    taken = [name for name in names if name.endswith((".json", ".txt")) or name == WHISPER_WEIGHTS]
+    if "tokenizer.json" not in names:
+        raise BadRequest(f"{path} is no whole Whisper: it has no tokenizer.json, and no hub is asked for it")
+    _inside(path, taken)
+    weights = _checked(path / WHISPER_WEIGHTS, check_whisper)
+    others = [File(name, path / name, (path / name).stat().st_size) for name in taken if name != WHISPER_WEIGHTS]
+    return ModelOnDisk(Format.WHISPER, (weights, *others), tuple(name for name in names if name not in taken))
+
+
+def _pipeline(path: Path, names: list[str]) -> ModelOnDisk:
+    """A pipeline, as diffusers lays it out: a directory for each part that its index names."""
+    index = _json(path / PIPELINE, dict[str, msgspec.Raw])
+    try:
+        name = msgspec.json.decode(index.get("_class_name", msgspec.Raw(b"null")), type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise BadRequest(f"{path / PIPELINE} names no pipeline of diffusers' own (_class_name)") from None
+    parts = [part for part in index if part.isidentifier() and not part.startswith("_") and (path / part).is_dir()]
+    if len(parts) > PARTS_MAX:
+        raise BadRequest(f"{path / PIPELINE} names {len(parts)} parts: that is no pipeline")
+    inner = [
+        f"{part}/{entry.name}"
+        for part in sorted(parts)
+        for entry in sorted(os.scandir(path / part), key=lambda entry: entry.name)
+        if entry.is_file() and not entry.name.startswith(".")
+    ]
+    taken = [PIPELINE, *(each for each in inner if each.endswith(READ_BY))]
+    if not any(each.endswith(".safetensors") for each in taken):
+        raise BadRequest(f"{path} is no {name} that can be loaded: none of its parts has *.safetensors")
+    _inside(path, taken)
+    files = []
+    for each in taken:
+        found = path / each
+        if each.endswith(".safetensors"):
+            files.append(_checked(found, check_safetensors)._replace(name=each))
+        else:
+            files.append(File(each, found, found.stat().st_size))
+    left = [each for each in (*names, *inner) if each not in taken]
+    return ModelOnDisk(Format.DIFFUSERS, tuple(files), tuple(left))
 
 
 def _inside(path: Path, names: list[str]) -> None:

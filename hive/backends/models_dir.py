@@ -166,12 +166,17 @@ class ModelsDir:
             at.chmod(READABLE)  # whatever the umask: the services read it as another user
         for file in model.files:
             to = at if model.is_one_file else at / file.name
+            if not to.parent.exists():  # of a part of a pipeline
+                to.parent.mkdir()
+                to.parent.chmod(READABLE)
             if link:
                 _link(file, to)
                 progress(done := done + file.size)
             else:
                 done = _copy(file, to, done, progress)
         if not model.is_one_file:
+            for part in {(at / file.name).parent for file in model.files} - {at}:
+                sync(part)
             sync(at)
 
     def _put(self, made: Path, target: Path, *, force: bool) -> None:
@@ -213,7 +218,7 @@ class ModelsDir:
                 raise NotPermitted(
                     f"{found} is not Hive's own: somebody else put it there", hint=f"sudo rm -r {found}, who put it"
                 )
-            freed = sum(one.stat(follow_symlinks=False).st_size for one in os.scandir(found) if one.is_file())
+            freed = _bytes_in(found)
             gone = self._beside / secrets.token_hex(8)
             gone.mkdir(parents=True)
             found.rename(gone / found.name)
@@ -228,7 +233,18 @@ def _size_of(entry: os.DirEntry[str]) -> int:
     """Of a file, or of what is in a directory; of a link what the link itself takes."""
     if not entry.is_dir(follow_symlinks=False):
         return entry.stat(follow_symlinks=False).st_size
-    return sum(one.stat(follow_symlinks=False).st_size for one in os.scandir(entry) if one.is_file())
+    return _bytes_in(Path(entry.path))
+
+
+def _bytes_in(directory: Path) -> int:
+    """Of the files in a directory, and in those in it: the parts of a pipeline."""
+    size = 0
+    for one in os.scandir(directory):
+        if one.is_dir(follow_symlinks=False):
+            size += sum(file.stat(follow_symlinks=False).st_size for file in os.scandir(one) if file.is_file())
+        elif one.is_file():
+            size += one.stat(follow_symlinks=False).st_size
+    return size
 
 
 def _copy(file: File, to: Path, done: int, progress: Progress) -> int:

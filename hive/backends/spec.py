@@ -12,7 +12,7 @@ import msgspec
 
 from hive.backends.command_line import Launch, Order
 from hive.backends.conversation import Answers, AskedServer, Conversation, constant
-from hive.backends.counters import Drafts, PrefixCache, ReportedLimits
+from hive.backends.counters import Drafts, Heard, PrefixCache, ReportedLimits
 from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import Over
@@ -54,6 +54,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Callable[[], Conversation[PrefixCache | None]] = lambda: constant(None)
     kv_usage: Callable[[], Conversation[float | None]] = lambda: constant(None)
     drafts: Callable[[], Conversation[Drafts | None]] = lambda: constant(None)
+    heard: Callable[[], Conversation[Heard | None]] = lambda: constant(None)
     loaded: Callable[[AskedServer], Conversation[frozenset[str] | None]] = lambda _: constant(None)
     load: Callable[[AskedServer, str], Conversation[None]] | None = None
     unload: Callable[[AskedServer, str], Conversation[None]] | None = None
@@ -154,6 +155,11 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     why_far: Callable[[ModelInfo], str] | None = None
     """Reason that requests for a model leave the box, a clause; empty if they stay. None: it answers all by itself."""
 
+    category: str = ""
+    """Of the models that it has, as `[model]` and `Endpoint` have it: `audio`, `image`; empty for those of text."""
+    stops_late: bool = False
+    """True if a request that is given up keeps its place until the server closes its connection: what it runs stops
+    between two windows of sound, or two steps, only. It is told by a half-close."""
     is_remote: bool = False
     """An operator names its address. Whose it is nobody here knows: it may ask for a key, and for money."""
     is_canned: bool = False

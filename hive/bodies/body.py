@@ -17,6 +17,8 @@ import msgspec
 
 from hive.bodies import grammar
 from hive.bodies.body_rewriter import IDLE, Draft, member, read_number
+from hive.bodies.image_work import TARGET as IMAGES
+from hive.bodies.image_work import images_asked
 from hive.bodies.json_object import read_object, read_text
 from hive.bodies.needs import BodyNeeds
 from hive.bodies.schemas import SchemaLimits
@@ -129,7 +131,8 @@ class Asked(msgspec.Struct, frozen=True):
     `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `served`: the model
     that answers instead of the one named; `sent`: the name that went upstream for it, if it is another than the
     client's. `loading`: the model is to be loaded or unloaded, so that nothing goes
-    upstream. `several`: more than one answer is asked for, to one prompt or to several.
+    upstream. `several`: more than one answer is asked for, to one prompt or to several. `images`: so many are asked
+    for, and `pixel_steps` are the pixels of all their steps (width x height x steps, summed); 0 for all else.
     """
 
     model: str
@@ -147,6 +150,8 @@ class Asked(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
     loading: str = ""
     several: bool = False
+    images: int = 0
+    pixel_steps: float = 0.0
 
     @property
     def answering(self) -> str:
@@ -244,6 +249,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
             text = _with_model(text, sent_as)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
+    images, pixel_steps = images_asked(draft.fields) if rules.target == IMAGES else (0, 0.0)
     return Asked(
         model,
         stream,
@@ -259,6 +265,8 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         sent=sent_as if sent_as != model else "",
         ignored=ignored,
         several=not want.translate and _asks_several(draft.fields),
+        images=images,
+        pixel_steps=pixel_steps,
     )
 
 

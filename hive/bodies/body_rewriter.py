@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import NoReturn
 
 import msgspec
@@ -53,11 +54,24 @@ _REASONS: dict[str, str] = {
     **dict.fromkeys(("message_delimiters", "parse_tool_calls"), _BELIEVED),
     "texts": "an answer in that form does not say what it cost; send the texts as `documents`",
     "mcp_servers": "the model's server would call it; nothing is fetched from here",
+    **dict.fromkeys(("url", "file_url"), "nothing is fetched from here; send the file itself as `file`"),
+    "include": "no model here tells how probable each token was",
+    **dict.fromkeys(("known_speaker_names", "known_speaker_references"), "no model here tells who speaks"),
     "thread": "no conversation is kept here; send all of its messages",
+    "svg": "a picture is made of pixels here",
 }
 """Reasons why fields of the rows that refuse (`fields.py`) are refused, by the field without its inner fields. For a
 field that an operator permits in hive.conf none of this is told."""
 
+
+_WORDS_WHY = {
+    "response_format": {"url": "Hive keeps no image, so that there is none to fetch: the answer holds it"},
+    "background": {"transparent": "no model here makes one"},
+    "output_format": dict.fromkeys(("svg", "gif"), "one still image is made, of pixels"),
+}
+"""Reasons why a word is none of a row's, by field and word."""
+SIDE_MAX = 16384
+_SIZE = re.compile(rb'"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})"')
 
 FOR_HIVE = "x_"
 """The start of fields by which clients of other gateways say who they are and how urgent it is (`x_client_id`). Hive
@@ -174,6 +188,28 @@ class Draft:
             check_tools(bytes(raw))
         if rule.switch and bytes(raw) not in _SWITCHES:
             raise BadRequest(f'"{self._shown(name)}" must be true, false or one of {", ".join(SWITCHES)}')
+
+        if rule.words and bytes(raw) != b"null":
+            self._check_word(name, raw, rule.words)
+        if rule.pixels is not None and bytes(raw) not in (b"null", b'"auto"'):
+            self._check_pixels(name, raw, rule.pixels)
+
+    def _check_word(self, name: str, raw: Raw, words: tuple[str, ...]) -> None:
+        found = read_text(raw, f'"{self._shown(name)}"')
+        if found not in words:
+            why = _WORDS_WHY.get(self._prefix + name, {}).get(found, "")
+            raise BadRequest(f'"{self._shown(name)}" must be {" or ".join(words)}{f": {why}" if why else ""}')
+
+    def _check_pixels(self, name: str, raw: Raw, most: int) -> None:
+        size = _SIZE.fullmatch(bytes(raw))
+        if size is None:
+            raise BadRequest(f'"{self._shown(name)}" must be WIDTHxHEIGHT in pixels, like 1024x1024, or auto')
+        width, height = int(size[1]), int(size[2])
+        if max(width, height) > SIDE_MAX or width * height > most:
+            raise BadRequest(
+                f'"{self._shown(name)}" asks for {width}x{height}: more than {most} pixels',
+                hint="an operator raises [images] max_pixels" if most < SIDE_MAX * SIDE_MAX else "",
+            )
 
     def _count_items(self, name: str, raw: Raw, most: int) -> None:
         """A list of numbers is one prompt, of texts, lists or objects as many as it has."""

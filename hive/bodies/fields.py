@@ -417,6 +417,27 @@ return_token_strs = allow
 [fields /detokenize]
 tokens = max_bytes 1048576
 
+[fields /v1/audio/transcriptions /v1/audio/translations]
+# A model reads about 224 tokens of it.
+prompt = max_bytes 8192
+response_format = max_bytes 64
+temperature = clamp 0..1
+# Nothing is fetched from here.
+url = refuse
+file_url = refuse
+
+[fields /v1/audio/transcriptions]
+language = max_bytes 64
+timestamp_granularities = max_bytes 256
+# Clients that know OpenAI's larger models set these by habit.
+chunking_strategy = drop
+keywords = drop
+languages = drop
+# No model here tells who speaks, nor how probable each token was.
+include = refuse
+known_speaker_names = refuse
+known_speaker_references = refuse
+
 [fields /v1/messages /v1/messages/count_tokens]
 messages = local_media
 system = local_media
@@ -457,6 +478,34 @@ fallback_credit_token = drop
 thread = refuse
 id_slot = drop
 cache_prompt = drop
+
+[fields /v1/images/generations]
+prompt = filled max_bytes max_prompt_bytes
+n = clamp 1..10
+size = pixels max_pixels
+output_format = words png|webp|jpeg
+output_compression = clamp 0..100
+response_format = words b64_json
+background = words auto|opaque
+# Of Hive's servers, not OpenAI's: the same seed gives the same image.
+seed = allow
+steps = clamp 1..max_steps
+negative_prompt = max_bytes max_prompt_bytes
+guidance_scale = clamp 0..100
+# Named inputs of a workflow (`comfy/NAME`), bounded by its own description.
+inputs = max_bytes 65536
+# Steps are told; no image is decoded before its last one.
+partial_images = drop
+# Of OpenAI's own models; here `steps` says how much is worked on an image.
+quality = drop
+style = drop
+complexity = drop
+moderation = drop
+frame_count = drop
+frame_duration_ms = drop
+svg = refuse
+user = drop
+safety_identifier = drop
 """
 
 TOKENS = {
@@ -547,6 +596,9 @@ def _bounds(settings: Settings, tier: Tier) -> dict[str, int | None]:
     return {
         "max_tokens": getattr(proxy, f"tier_{tier}_max_tokens") or None,
         "concurrency": getattr(proxy, f"tier_{tier}_concurrency"),
+        "max_steps": settings.images.max_steps,
+        "max_pixels": settings.images.max_pixels,
+        "max_prompt_bytes": settings.images.max_prompt_bytes,
     }
 
 

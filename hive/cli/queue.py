@@ -28,6 +28,8 @@ def list_requests(call: CommandCall) -> None:
     one whose agent is just being woken.
 
     LOADS are the seconds of models' loads that a tenant's requests have caused: they are charged to it as tokens.
+    Audio and images count as tokens too, by the seconds that their server needs for them; where there are such models,
+    the last table says how they compare.
 
     Examples:
       hive queue
@@ -72,12 +74,50 @@ def _listed(answer: Answer) -> str:
         if loads := any(tenant["load_s"] for tenant in tenants):
             headers.append("LOADS")
         lines += ["", table(headers, [_tenant_row(tenant, loads=loads) for tenant in tenants])]
+    if any(one["unit"] != "tokens" for one in answer["work"]):
+        lines += ["", compared(answer)]
     if answer["requests"]:
         headers = ["REQUEST", "AGENT", "TENANT", "MODEL", "ENDPOINT", "STATE", "AGE", "IN LINE"]
         lines += ["", fitted(headers, [_row(request) for request in answer["requests"]], drop=DROPPED)]
     if answer["left_out"]:
         lines.append(f"and {answer['left_out']} more")
     return "\n".join(lines)
+
+
+HEADERS = ("SERVER", "IN 1 S", "COUNTS AS")
+UNITS = {"tokens": ("tokens", 1.0), "audio_s": ("s of audio", 1.0), "pixel_steps": ("Mpixel-steps", 1e6)}
+
+
+def compared(answer: Answer) -> str:
+    """Tells what a second of each server's work is, and what it counts as in everybody's account.
+
+    >>> print(compared({"tokens_per_gpu_s": 240.0, "work": [
+    ...     {"model": "qwen3-8b", "unit": "tokens", "per_s": 240.0, "is_measured": True},
+    ...     {"model": "whisper-base", "unit": "audio_s", "per_s": 31.0, "is_measured": True},
+    ...     {"model": "sdxl", "unit": "pixel_steps", "per_s": 2e6, "is_measured": False}]}))
+    1 s of a server's work counts as 240 tokens
+    SERVER        IN 1 S              COUNTS AS
+    qwen3-8b      240 tokens          1 token = 1
+    whisper-base  31 s of audio       1 s of audio = 7.7
+    sdxl          2 Mpixel-steps (?)  1 Mpixel-step = 120
+    (?) not measured yet
+    """
+    per_gpu_s, rows = answer["tokens_per_gpu_s"], []
+    shown = [one for one in answer["work"] if one["model"] or one["is_measured"]]
+    for one in shown:
+        words, size = UNITS[one["unit"]]
+        counts = 1.0 if one["unit"] == "tokens" else per_gpu_s * size / one["per_s"]
+        singular = words if one["unit"] == "audio_s" else words[:-1]
+        guess = "" if one["is_measured"] else " (?)"
+        done = f"{_figure(one['per_s'] / size)} {words}{guess}"
+        rows.append([one_line(one["model"]) or "in use", done, f"1 {singular} = {_figure(counts)}"])
+    first, rest = f"1 s of a server's work counts as {_figure(per_gpu_s)} tokens", table(HEADERS, rows)
+    last = [] if all(one["is_measured"] for one in shown) else ["(?) not measured yet"]
+    return "\n".join([first, rest, *last])
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _tenant_row(tenant: dict[str, Any], *, loads: bool) -> list[str]:
@@ -118,6 +158,21 @@ def _model(answer: Answer) -> str:
     return f"{told} ({', '.join(notes)})" if notes else told
 
 
+def _units(answer: Answer) -> list[tuple[str, str]]:
+    """The line of its cost where that is no tokens, in place of the one of tokens.
+
+    >>> _units({"unit": "images", "amount": 2.0, "work": 13107200.0, "estimated": True})
+    [('Images', '2, 13.1 Mpixel-steps (estimated)')]
+    """
+    amount, estimated = answer["amount"], " (estimated)" if answer["estimated"] else ""
+    if amount is None or answer["unit"] not in ("audio_s", "images"):
+        return []
+    if answer["unit"] == "audio_s":
+        return [("Audio", f"{amount:.1f} s{estimated}")]
+    steps = "" if answer["work"] is None else f", {answer['work'] / 1e6:.1f} Mpixel-steps"
+    return [("Images", f"{amount:g}{steps}{estimated}")]
+
+
 def _shown(answer: Answer) -> str:
     tokens = [f"{number(answer[count])} {count.replace('_', ' ')}" for count in COUNTS if answer[count] is not None]
     state = answer["state"] + (f", {one_line(answer['waits_for'])}" if answer["waits_for"] else "")
@@ -134,6 +189,7 @@ def _shown(answer: Answer) -> str:
         ("Took", milliseconds(answer["duration_ms"])),
         ("In line", milliseconds(answer["queue_ms"])),
         ("First byte", milliseconds(answer["ttft_ms"])),
+        *_units(answer),
         ("Tokens", ", ".join(tokens) + (" (estimated)" if answer["estimated"] else "")),
         ("Its own id", one_line(answer["client_request_id"] or "")),
     ]

@@ -17,6 +17,8 @@ from hive.errors import UsageError
 
 COSTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut", "far")
 HEADERS = ("REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT", "FAR")
+UNITS = {"audio_s": "AUDIO", "images": "IMAGES", "pixel_steps": "MPIXEL-STEPS"}
+"""Units that are no tokens, with their columns, which are there where anything was used of them."""
 GROUPS = ("agent", "tenant", "model", "backend", "hour")
 BAR = (8, 24)
 """A bar has so many columns at least, or is left out, and at most."""
@@ -37,7 +39,8 @@ def usage(
     """Shows what was used, by agent, tenant, model, backend or hour.
 
     What a backend did not report is counted as unknown, not as 0. A cut request is one whose client did not get a whole
-    answer; a far one left the box. On a terminal a bar shows each line's tokens.
+    answer; a far one left the box. AUDIO is what was heard, MPIXEL-STEPS are the millions of pixels of all steps of the
+    IMAGES; these columns are there where they are used. On a terminal a bar shows each line's tokens.
 
     Examples:
       hive usage
@@ -98,10 +101,25 @@ def _table(answer: Answer, since: str, *, columns: int) -> str:
     if not answer["token_tracking"]:
         return "nothing is metered: token_tracking = false"
     rows = answer[f"{answer['by']}s"]
-    lines = [[_name(answer["by"], row), *(number(row[cost]) for cost in COSTS)] for row in rows]
-    lines.append([f"all in {since}", *(number(answer["totals"][cost]) for cost in COSTS)])
-    text = table([answer["by"].upper(), *HEADERS], lines)
+    units = [unit for unit in UNITS if answer["totals"][unit]]
+    lines = [[_name(answer["by"], row), *_cells(row, units)] for row in rows]
+    lines.append([f"all in {since}", *_cells(answer["totals"], units)])
+    text = table([answer["by"].upper(), *HEADERS, *(UNITS[unit] for unit in units)], lines)
     return with_bars(text, [row["tokens_in"] + row["tokens_out"] for row in rows], columns)
+
+
+def _cells(row: Answer, units: list[str]) -> list[str]:
+    """
+    >>> row = dict.fromkeys(COSTS, 0) | {"audio_s": 90.5, "images": 2, "pixel_steps": 13107200}
+    >>> _cells(row, list(UNITS))[-3:]
+    ['1m 30s', '2', '13.1']
+    """
+    told = {
+        "audio_s": lambda: span(row["audio_s"]),
+        "images": lambda: number(row["images"]),
+        "pixel_steps": lambda: f"{row['pixel_steps'] / 1e6:.1f}",
+    }
+    return [*(number(row[cost]) for cost in COSTS), *(told[unit]() for unit in units)]
 
 
 def _name(by: str, row: Answer) -> str:
@@ -136,9 +154,9 @@ def _csv(answer: Answer) -> str:
     keys = ("agent_id", "name") if by == "agent" else (by,)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*keys, *COSTS])
+    writer.writerow([*keys, *COSTS, *UNITS])
     for row in answer[f"{by}s"]:
-        writer.writerow([*(_cell(row[key]) for key in keys), *(row[cost] for cost in COSTS)])
+        writer.writerow([*(_cell(row[key]) for key in keys), *(row[cost] for cost in (*COSTS, *UNITS))])
     return file.getvalue().rstrip("\n")
 
 

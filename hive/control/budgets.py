@@ -104,9 +104,11 @@ class BudgetReport:
     async def spent(self, asked: AskSpent) -> SpentIs:
         """Both are of one moment: the sums, and the event up to which those of the asking proxy are in them."""
 
+        prices = self._settings().budget.prices
+
         def work(conn: sqlite3.Connection) -> tuple[SpentOfAll, int]:
             mark = usage.marks(conn).get(asked.epoch)
-            found = budget_sums.spent_of_all(conn, asked.day_begins, asked.month_begins)
+            found = budget_sums.spent_of_all(conn, asked.day_begins, asked.month_begins, prices)
             return found, 0 if mark is None else mark.committed_to
 
         found, committed_to = await self._database.read(work)
@@ -121,12 +123,12 @@ class BudgetReport:
 
     async def known(self) -> list[KnownBudget]:
         """Every budget there is, what is nearest to its end first."""
-        limits, periods = self._limits(), self.periods()
+        limits, periods, prices = self._limits(), self.periods(), self._settings().budget.prices
         if not limits:
             self._seen, self._shares = [], {}
             return []
         found: SpentOfAll = await self._database.read(
-            lambda conn: budget_sums.spent_of_all(conn, periods.day_begins, periods.month_begins)
+            lambda conn: budget_sums.spent_of_all(conn, periods.day_begins, periods.month_begins, prices)
         )
         budgets = []
         for (scope, key), (name, wanted) in limits.items():

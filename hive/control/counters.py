@@ -35,6 +35,11 @@ class Counters:
         self._requests = all_time.requests
         self._tokens_in = all_time.tokens_in
         self._tokens_out = all_time.tokens_out
+        self._work = {
+            "audio_s": all_time.audio_ms / 1000,
+            "images": float(all_time.images),
+            "pixel_steps": float(all_time.pixel_steps),
+        }
         self._wakes = WakeDurations()
         self._wake_s = {cause: Histogram(WAKE_SECONDS) for cause in WakeCause}
         self._woken = {(cause, depth): 0 for cause in WakeCause for depth in (SleepDepth.LIGHT, SleepDepth.DEEP)}
@@ -57,6 +62,9 @@ class Counters:
             self._requests += 1
             self._tokens_in += event.tokens_in or 0
             self._tokens_out += event.tokens_out or 0
+            if event.unit in self._work:
+                self._work[event.unit] += event.amount or 0.0
+                self._work["pixel_steps"] += event.work or 0.0
 
     def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
         """`depth`: where it slept."""
@@ -104,6 +112,7 @@ class Counters:
         return {
             "requests": {(): self._requests},
             "tokens": {("in",): self._tokens_in, ("out",): self._tokens_out},
+            "work": {(unit,): amount for unit, amount in self._work.items()},
             "wakes": {(str(cause), str(depth)): count for (cause, depth), count in self._woken.items()},
             "wake_duration_seconds": {(str(cause),): times for cause, times in self._wake_s.items()},
             "pauses": {(): self._pauses},

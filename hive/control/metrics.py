@@ -43,6 +43,9 @@ TABLE = (
     MetricRow("agents", MetricKind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
     MetricRow("requests", MetricKind.COUNTER, (), "Requests that ended, of all time."),
     MetricRow("tokens", MetricKind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
+    MetricRow(
+        "work", MetricKind.COUNTER, ("unit",), "Their work that is no tokens: `audio_s`, `images`, and `pixel_steps`."
+    ),
     MetricRow("requests_in_flight", MetricKind.GAUGE, (), "Requests of agents that began and have not ended."),
     MetricRow("requests_parked", MetricKind.GAUGE, (), "Requests that wait for their agent to wake."),
     MetricRow("queue_waiting", MetricKind.GAUGE, (), "Requests that wait for their turn at the inference server."),
@@ -97,6 +100,17 @@ TABLE = (
         "Tokens that a server guessed ahead since it started.",
     ),
     MetricRow("speculation_accepted_tokens", MetricKind.COUNTER, ("model",), "Of those, accepted by its model."),
+    MetricRow(
+        "transcription_audio_seconds", MetricKind.COUNTER, ("model",), "Sound that a model heard since it was loaded."
+    ),
+    MetricRow("transcription_work_seconds", MetricKind.COUNTER, ("model",), "The time that took."),
+    MetricRow(
+        "transcription_real_time_factor",
+        MetricKind.GAUGE,
+        ("model",),
+        "Its work for each second of sound; below 1 it is faster than one speaks.",
+    ),
+    MetricRow("transcription_load_seconds", MetricKind.GAUGE, ("model",), "How long its last load took."),
     MetricRow("adapters_loaded", MetricKind.GAUGE, ("base",), "Adapters that are served, by their model."),
     MetricRow("adapter_loads", MetricKind.COUNTER, ("outcome",), "Orders to load one: loaded, failed or refused."),
     MetricRow("adapter_load_seconds", MetricKind.HISTOGRAM, (), "From such an order until it was served."),
@@ -180,6 +194,7 @@ class Scraper:
     runner_counts: aliases.RunnerCounts
     memory_split: Callable[[], Awaitable[Mapping[str, Values | None]]]
     speculation: Callable[[], Mapping[str, Values | None]]
+    transcriptions: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
     jobs: Callable[[], Mapping[str, Values | None]]
 
@@ -207,6 +222,7 @@ class Scraper:
             **self.budgets(),
             **self.cache(),
             **self.speculation(),
+            **self.transcriptions(),
             **self.adapters(),
             **self.jobs(),
             **self._parts(),

@@ -306,7 +306,8 @@ class Models:
         """The steps left before it answers, a sentence; empty where none is, as far as can be told."""
         backend = self._effects.backend
         spec = next(spec for spec in specs() if spec.model_format == format)
-        key = spec.model_key
+        if not (key := spec.model_key):  # a runner's, which is a model of the pool and no service
+            return f"describe it in hive.conf: [model NAME], backend = {spec.kind}, file = {at}; or [pool] found = true"
         if backend is not None and backend.kind == spec.kind and spec.asking.look_for_files_at:
             return (
                 f"a {spec.label} whose models are in {at.parent}/ has it now; else set inference.{key} = {at.parent}/"

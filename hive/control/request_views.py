@@ -34,6 +34,11 @@ def queue_view(told: QueueIs, progress: Progress) -> Queue:
         ],
         "requests": [request_view(request, progress) for request in told.requests],
         "left_out": told.left_out,
+        "tokens_per_gpu_s": round(queue.tokens_per_gpu_s, 3),
+        "work": [
+            {"model": one.model, "unit": one.unit, "per_s": round(one.per_s, 3), "is_measured": one.is_measured}
+            for one in queue.work
+        ],
     }
 
 
@@ -62,6 +67,9 @@ def request_view(told: UnderWay, progress: Progress) -> RequestView:
         "tokens_in": None,
         "tokens_out": None,
         "cached_tokens": None,
+        "unit": None,
+        "amount": None,
+        "work": None,
         "estimated": None,
         "cut": None,
         "queue_ms": told.queue_ms,
@@ -91,6 +99,9 @@ def ended_request_view(ended: EndedRequest, name: str | None) -> RequestView:
         "tokens_in": ended.tokens_in,
         "tokens_out": ended.tokens_out,
         "cached_tokens": ended.cached_tokens,
+        "unit": ended.unit,
+        "amount": ended.amount,
+        "work": ended.work,
         "estimated": ended.estimated,
         "cut": ended.cut,
         "queue_ms": ended.queue_ms,

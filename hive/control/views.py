@@ -445,6 +445,9 @@ def _cost_view(cost: CostSums) -> Cost:
         "unknown": cost.unknown,
         "cut": cost.cut,
         "far": cost.far,
+        "audio_s": cost.audio_ms / 1000,
+        "images": cost.images,
+        "pixel_steps": cost.pixel_steps,
     }
 
 

@@ -36,6 +36,8 @@ class Meter(StrEnum):
     OLLAMA = "ollama"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    RUNNER = "runner"
+    """In a field of the answer's head, `x-hive-cost`: seconds of sound, or pictures, of a runner of Hive's own."""
 
 
 class Keeps(StrEnum):
@@ -59,7 +61,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     by the daemon from what it has kept of responses.
 
     `streams`: what an absent `stream` field means. `is_extra`: of those that speak the dialect only the kinds that add
-    it have it (`BackendSpec.adds`).
+    it have it (`BackendSpec.adds`). `form`: its body is `multipart/form-data` with one file. `category`: of the models
+    that are asked here, `audio` or `image`; empty for those of text.
     """
 
     method: bytes
@@ -74,6 +77,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     listing: bool = False
     keeps: Keeps | None = None
     is_extra: bool = False
+    form: bool = False
+    category: str = ""
     request_line: bytes = b""
     """The request line that goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an
     answer to HEAD has no framing."""
@@ -134,6 +139,12 @@ def _tokenizes(target: bytes) -> Endpoint:
     return msgspec.structs.replace(_openai(target, is_extra=True), meter=Meter.NONE, needs_place=False)
 
 
+def _runner(target: bytes, category: str, *, form: bool = False) -> Endpoint:
+    """A row that only kinds of that category answer (`BackendSpec.category`)."""
+    row = _openai(target, is_extra=True)
+    return msgspec.structs.replace(row, meter=Meter.RUNNER, form=form, category=category)
+
+
 def _anthropic(path: bytes, *, needs_place: bool) -> list[Endpoint]:
     return [
         Endpoint(
@@ -172,11 +183,15 @@ ENDPOINTS = [
     _openai(b"/v1/embeddings"),
     *(_scores(path) for path in (b"/v1/rerank", b"/rerank", b"/v1/score", b"/score")),
     *(_tokenizes(path) for path in (b"/tokenize", b"/detokenize")),
+    _runner(b"/v1/audio/transcriptions", "audio", form=True),
+    _runner(b"/v1/audio/translations", "audio", form=True),
+    _runner(b"/v1/images/generations", "image"),
     _openai(RESPONSES.encode(), is_extra=True),  # servers that have it are asked by chat completions
     *_anthropic(b"/v1/messages", needs_place=True),
     *_anthropic(b"/v1/messages/count_tokens", needs_place=False),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
 ]
+FORM_TARGETS = tuple(row.target for row in ENDPOINTS if row.form)
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
 """`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
 

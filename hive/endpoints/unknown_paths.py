@@ -20,16 +20,18 @@ _TELLS = "it tells of everybody's requests, or of the server itself"
 _FAR = "it is a cloud service's, and no inference server here has it"
 _NOT_RELAYED = "Hive does not relay it"
 _CHATS = (("/api", "/api/chat"), ("/v1/messages", "/v1/messages"))
+_NOT_BUILT = "no server here makes speech, or changes a picture that it is sent"
 _ANYTHING_ELSE = "it is on no list of endpoints"
 
 
 class Known(NamedTuple):
     """A path of a known API that no agent may use. `kinds`: servers that answer it with a model, so that another one
-    cannot (501); `instead`: what comes nearest to it."""
+    cannot (501); `instead`: what comes nearest to it; `is_built`: False if no kind has it (501)."""
 
     why: str
     kinds: frozenset[str] = frozenset()
     instead: str = ""
+    is_built: bool = True
 
 
 def _not_relayed() -> dict[str, Known]:
@@ -62,6 +64,11 @@ KNOWN: dict[str, Known] = {
         ),
         Known(_FAR),
     ),
+    **dict.fromkeys(("/v1/audio/speech",), Known(_NOT_BUILT, instead="/v1/audio/transcriptions", is_built=False)),
+    **dict.fromkeys(
+        ("/v1/images/edits", "/v1/images/variations"),
+        Known(_NOT_BUILT, instead="/v1/images/generations", is_built=False),
+    ),
     **_not_relayed(),
 }
 """Servers' paths besides those of the allowlist, which is asked first."""
@@ -85,6 +92,8 @@ def not_offered(path: bytes, kind: str | None, offered: Collection[str]) -> Hive
     known = KNOWN.get(name, Known(_ANYTHING_ELSE))
     near = known.instead if known.instead in offered else nearest(name, offered, is_typed=known.why is _ANYTHING_ELSE)
     hint = f"the nearest that is offered is {near}" if near else ""
+    if not known.is_built:
+        return NotSupported(f"{told} is not offered: {known.why}", hint=hint)
     if kind is not None and known.kinds and kind not in known.kinds:
         kinds = " and ".join(sorted(known.kinds))
         return NotSupported(f"the active backend ({kind}) has no {told}: {kinds} have it, but {known.why}", hint=hint)

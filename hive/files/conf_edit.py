@@ -53,6 +53,7 @@ DAEMONS = frozenset(
             "registry",
             "governance",
             "runner",
+            "comfyui",
         ),
         "adapters",
     }
@@ -143,7 +144,9 @@ def applied_by(name: Name) -> list[str]:
     if name.key in ("speculative", "speculative_draft_tokens") and section == "inference":
         servers = ["vllm", "llama"]
     reload_proxy = (
-        section in ("tenant", "fields", "budget", "task") or section.startswith("grammar_") or full in ALSO_PROXY
+        section in ("tenant", "fields", "budget", "task", "images")
+        or section.startswith("grammar_")
+        or full in ALSO_PROXY
     )
     reload_proxy = reload_proxy or (section == "proxy" and full not in BOUND)
     restarted = [

@@ -56,7 +56,7 @@ class GpuMemoryReader:
         self._fresh_s = fresh_s
         self._seen = SeenGpus(why_not=NO_ANSWER)
         self._seen_from = -float("inf")
-        """The time at which that look began."""
+        """Monotonic time at which that look began, in seconds."""
         self._asking: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:

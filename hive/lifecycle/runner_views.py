@@ -74,9 +74,14 @@ class RunnerViews:
 
     async def models(self) -> RunnerModels:
         catalog, now = self._catalog(), time.monotonic()
-        slots = {slot.model: slot for slot in self._pool.slots.values() if slot.entry.adapter is None}
+        slots = {
+            model.name: (slot, model)
+            for slot in self._pool.slots.values()
+            if slot.entry.adapter is None
+            for model in slot.models
+        }
         in_memory, adapters = await self.in_memory(), self._adapters()
-        loaded = [self._loaded(catalog, slot.models[0], slot, now) for slot in slots.values() if slot.state in SERVING]
+        loaded = [self._loaded(catalog, model, slot, now) for slot, model in slots.values() if slot.state in SERVING]
         for model, is_ready in adapters.values():
             if is_ready and (slot := self._slot_of(model)) is not None:
                 loaded.append(self._loaded(catalog, model, slot, now))
@@ -84,7 +89,8 @@ class RunnerViews:
                 loaded.append(_of_server(catalog, model))
         others = [model for model in catalog.models if model.name not in slots.keys() | adapters.keys()]
         loaded += [_of_server(catalog, model) for model in others if model.name in in_memory]
-        loading = [self._loading(slot, now) for slot in slots.values() if slot.state is SlotState.LOADING]
+        starting = [pair for pair in slots.values() if pair[0].state is SlotState.LOADING]
+        loading = [self._loading(slot, model, now) for slot, model in starting]
         there = {one["id"] for one in loaded} | {one["id"] for one in loading}
         return {
             "loaded": loaded,
@@ -112,20 +118,19 @@ class RunnerViews:
         return None
 
     def _loaded(self, catalog: Catalog, model: ModelInfo, slot: PooledSlot, now: float) -> LoadedModel:
-        id = slot.model if slot.entry.adapter is None else model.name
-        found = LoadedModel(id=id, loadedAt=round(time.time() - (now - slot.ready_at)))
+        found = LoadedModel(id=model.name, loadedAt=round(time.time() - (now - slot.ready_at)))
         if quantization := catalog.quantization(model):
             found["quantization"] = quantization
         if context := context_of(self._pool, slot):
             found["contextLength"] = context
-        if (bytes := measured_bytes(slot)) is not None:
+        if len(slot.models) == 1 and (bytes := measured_bytes(slot)) is not None:  # else all of them have it together
             found["gpuMemoryMB"] = round(bytes / MIB)
         if (row := self._deployments.row(slot.id)) is not None:
             found["deployedBy"] = row.deployed_by
         return found
 
-    def _loading(self, slot: PooledSlot, now: float) -> LoadingModel:
-        found = LoadingModel(id=slot.model)
+    def _loading(self, slot: PooledSlot, model: ModelInfo, now: float) -> LoadingModel:
+        found = LoadingModel(id=model.name)
         progress, eta_s = self.progress(slot, now)
         if progress is not None:
             found["progress"] = progress
@@ -220,7 +225,7 @@ class RunnerViews:
             "prefixCaching": bool(has_cache),
             "multiTenant": True,
             "visionInput": any("vision" in model.capabilities for model in models),
-            "audioInput": any("audio" in model.capabilities for model in models),
+            "audioInput": any({"audio", "transcription"} & {*model.capabilities} for model in models),
             "functionCalling": any("tools" in model.capabilities or "tools" in model.template for model in models),
         }
 

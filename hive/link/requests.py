@@ -23,25 +23,38 @@ class TenantView(msgspec.Struct, frozen=True):
     load_s: float = 0.0
 
 
+class WorkView(msgspec.Struct, frozen=True):
+    """The work that one server does in a second: of `unit` so much. `model`: empty for the active backend;
+    `is_measured`: it was seen to, else it is taken for granted."""
+
+    model: str
+    unit: str
+    per_s: float
+    is_measured: bool
+
+
 class QueueView(msgspec.Struct, frozen=True):
     """The queue at one moment. `places`: None for no limit, `slots` in JSON; `drain_per_s`: places given back per
-    second while requests waited, None if none has waited yet."""
+    second while requests waited, None if none has waited yet. `tokens_per_gpu_s`: tokens that a second of a server's
+    work counts as where that is no tokens; `work`: what each server does in a second."""
 
     running: int
     waiting: int
     places: int | None = msgspec.field(name="slots")
     drain_per_s: float | None
     tenants: list[TenantView]
+    tokens_per_gpu_s: float = 0.0
+    work: list[WorkView] = []
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """One request that has begun and not ended. `agent`, `name`: as `AgentRow` has them.
 
     `state`: `parked` (its agent wakes), `uploading`, `reading`, `queued`, `connecting`, `waiting` (for the backend's
-    first byte), `answering`, `streaming`. `endpoint` and `model` are empty where that is not known yet. `age_ms`: since
-    its first byte; `queue_ms`: of that in line for a turn, None where it did not get so far. `slot`: of the pool, for
-    which it is queued or where it is, empty for the active backend; `for_load`: it is queued because its model is not
-    loaded.
+    first byte), `answering`, `streaming`, `cancelling` (it was given up, its server has not stopped yet). `endpoint`
+    and `model` are empty where that is not known yet. `age_ms`: since its first byte; `queue_ms`: of that in line for a
+    turn, None where it did not get so far. `slot`: of the pool, for which it is queued or where it is, empty for the
+    active backend; `for_load`: it is queued because its model is not loaded.
     """
 
     id: str

@@ -118,6 +118,8 @@ def source_of(endpoint: Endpoint, backend: str, *, stream: bool) -> str:
     """
     if endpoint.meter is Meter.NONE:
         return "unknown"
+    if endpoint.meter is Meter.RUNNER:
+        return "x-hive-cost"
     if endpoint.meter is Meter.OLLAMA:
         return "last object"
     if endpoint.meter is Meter.ANTHROPIC:

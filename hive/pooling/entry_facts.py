@@ -16,6 +16,7 @@ from hive.backends.ollama import owner_of
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import HiveError, NotPermitted
 from hive.pool.estimate import GgufShape
+from hive.settings.pool import CATEGORIES, category_of
 from hive.settings.table import InferenceSection
 
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
@@ -31,9 +32,14 @@ FILE_TYPES = (
 """llama.cpp's number of a quantization, its name (gguf 0.19, LlamaFileType)."""
 _NAMES = {int(number): name for number, name in (pair.split(":") for pair in FILE_TYPES.split())}
 _SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
-_OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm"}
+_OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm", **dict.fromkeys(CATEGORIES, "hive-runner")}
 """Owner of a model in the list of each kind of server, as that says it."""
-_CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision")}
+_CAPABILITIES = {
+    "embedding": ("embedding",),
+    "vision": ("completion", "vision"),
+    "audio": ("transcription",),
+    "image": ("image_generation",),
+}
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +47,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     where they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
-    the files, Unix seconds. `vocabulary`: how many tokens it knows.
+    the files, Unix seconds. `vocabulary`: how many tokens it knows. `offers`: the names of its server's models, where
+    that has several and none of the entry's name.
     """
 
     why_not: str = ""
@@ -55,6 +62,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int | None = None
     changed_at: float = 0.0
     vocabulary: int | None = None
+    offers: tuple[str, ...] = ()
 
 
 class EntryFacts(FileFacts, frozen=True, kw_only=True):
@@ -76,6 +84,8 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
         parallel = parallel or inference.llama_parallel
     elif not entry.has_server_here:
         context, parallel = 0, parallel or 1
+    elif entry.kind in CATEGORIES:
+        context, parallel = 0, 1
     else:
         context = context or files.context_trained or 0
         parallel = parallel or inference.vllm_max_sequences
@@ -96,8 +106,14 @@ def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:
         parameters=facts.parameters,
         digest=facts.digest,
         context_length=context or None,
-        capabilities=_CAPABILITIES.get(entry.row.category, ("completion",)),
+        capabilities=_CAPABILITIES.get(category_of(entry.row), ("completion",)),
     )
+
+
+def models_offered(entry: ModelEntry, facts: EntryFacts) -> list[ModelInfo]:
+    """The rows of its server's models: one but where that has several."""
+    info = model_info(entry, facts)
+    return [msgspec.structs.replace(info, name=name) for name in facts.offers] or [info]
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -119,6 +135,8 @@ def signature(path: Path) -> tuple[object, ...]:
         for name in sorted(os.listdir(within)):
             if name.startswith(begins) and name.endswith(ends):
                 found.append((name, _looks(within / name)))
+                if is_directory and (within / name).is_dir():  # a part of a pipeline
+                    found.extend((inner, _looks(within / name / inner)) for inner in sorted(os.listdir(within / name)))
     except OSError as error:
         found.append(error.errno)
     return tuple(found)
@@ -219,7 +237,7 @@ def _digest_hf(found: ModelOnDisk) -> str:
     digest = hashlib.sha256()
     for file in found.files:
         digest.update(f"{file.name}\n{file.size}\n".encode(errors="surrogateescape"))
-        if file.name == "config.json":
+        if file.name.rpartition("/")[2] in ("config.json", "model_index.json"):
             with file.path.open("rb") as opened:
                 digest.update(opened.read(CONFIG_MAX_BYTES))
     return digest.hexdigest()
@@ -260,7 +278,9 @@ class _HfConfig(_TextConfig):
 
 def _config(found: ModelOnDisk) -> _HfConfig:
     """Reads config.json; nothing is known where it has another form."""
-    path = next(file.path for file in found.files if file.name == "config.json")
+    path = next((file.path for file in found.files if file.name == "config.json"), None)
+    if path is None:  # a pipeline has one for each of its parts
+        return _HfConfig()
     with path.open("rb") as file:
         data = file.read(CONFIG_MAX_BYTES)
     try:

@@ -17,10 +17,11 @@ import msgspec
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendKind
 from hive.errors import HiveError
-from hive.pool.estimate import EstimateSource, MemoryEstimate, ModelFacts, estimate
+from hive.pool.estimate import ENGINES, EstimateSource, MemoryEstimate, ModelFacts, estimate
 from hive.pool.footprints import Footprint, FootprintKey, SleepFootprint
 from hive.pool.state import CPU, MIB
 from hive.pooling.entry_facts import NOT_READ, EntryFacts, FileFacts, entry_facts, read_facts, signature
+from hive.pooling.workflow_facts import read_workflow_facts
 from hive.settings.table import Settings
 from hive.store import pool
 from hive.store.database import Database
@@ -79,7 +80,8 @@ class Footprints:
         async with self._reading:
             for path in (entry.path, entry.draft):
                 if path is not None:
-                    self._files[path] = await asyncio.to_thread(_read, path, self._files.get(path))
+                    read = read_workflow_facts if entry.kind == BackendKind.COMFYUI else read_facts
+                    self._files[path] = await asyncio.to_thread(_read, path, self._files.get(path), read)
         return self.known(entry)
 
     def known(self, entry: ModelEntry) -> EntryFacts:
@@ -126,6 +128,7 @@ class Footprints:
             is_gguf=facts.is_gguf,
             shape=facts.shape,
             context=facts.context,
+            engine=ENGINES.get((entry.kind, gpu == CPU or entry.row.gpus.strip() == CPU)),
         )
         found = estimate(known, self._settings().pool.estimate_margin_percent)
         if found is None or found.source in (EstimateSource.LEARNT, EstimateSource.ENTRY):
@@ -268,10 +271,12 @@ def _place(entry: ModelEntry) -> Path:
     return Path(entry.id) if entry.is_remote else entry.path
 
 
-def _read(path: Path, seen: tuple[tuple[object, ...], FileFacts] | None) -> tuple[tuple[object, ...], FileFacts]:
+def _read(
+    path: Path, seen: tuple[tuple[object, ...], FileFacts] | None, read: Callable[[Path], FileFacts]
+) -> tuple[tuple[object, ...], FileFacts]:
     """The signature is taken first: files that change while they are read have another one at the next look."""
     now = signature(path)
-    return seen if seen is not None and seen[0] == now else (now, read_facts(path))
+    return seen if seen is not None and seen[0] == now else (now, read(path))
 
 
 def _name(key: FootprintKey) -> str:

@@ -134,7 +134,7 @@ class PoolMemory:
             names |= {CPU: HOST_MEMORY} if CPU in totals else {}
         alive = [process for process in processes.values() if process.state is not ProcessState.ENDED]
         by_slot = {process.id: self._measured(process, totals, found, programs) for process in alive}
-        by_slot |= less_inner(by_slot, [process.id for process in alive if process.gpu_bytes is not None])
+        by_slot |= less_inner(by_slot, [one.id for one in alive if one.gpu_bytes is not None and not one.pids])
         self._strangers.see(unseen, {} if not self._shares_pids else found)
         for id, bytes in self._of_unseen(unseen, by_slot, used, overdue).items():
             by_slot[id] = bytes

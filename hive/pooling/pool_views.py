@@ -20,6 +20,7 @@ from hive.pooling.pooled_lease import PooledLease
 from hive.pooling.pooled_slot import PooledSlot
 from hive.pooling.pooling import ModelPool
 from hive.pooling.slot_sleep import why_not
+from hive.settings.pool import category_of
 from hive.shapes.pool import (
     BoundPartView,
     LeavingModel,
@@ -107,7 +108,7 @@ def slot_view(pool: ModelPool, slot: PooledSlot, facts: PoolFacts, now: float) -
         id=slot.id,
         model=slot.model,
         backend=slot.entry.kind,
-        category=slot.entry.row.category,
+        category=category_of(slot.entry.row),
         state=str(slot.state),
         why=slot.barred or slot.never or explain(facts, slot.id, now).why,
         grants=_grants(slot.grants),

@@ -44,7 +44,7 @@ from hive.pool.next_up import next_up
 from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.pooling.draft_models import room_for, why_no_draft_model
-from hive.pooling.entry_facts import model_info
+from hive.pooling.entry_facts import model_info, models_offered
 from hive.pooling.footprints import Footprints
 from hive.pooling.leases import PoolLeases
 from hive.pooling.pool_backend import PoolBackends
@@ -164,14 +164,15 @@ class ModelPool:
     def offered(self) -> dict[str, tuple[ModelInfo, bool]]:
         """Every model by name, and whether it is loaded. Those with an adapter are offered by its name alone."""
         return {
-            slot.model: (slot.models[0], slot.state is SlotState.READY)
+            model.name: (model, slot.state is SlotState.READY)
             for slot in self.slots.values()
             if slot.entry.adapter is None
+            for model in slot.models
         }
 
     def _slot_of(self, entry: ModelEntry) -> PooledSlot:
         backend = BackendInfo(kind=entry.kind, address=self._address_of(entry), label=f"{entry.name} of the pool")
-        return PooledSlot(entry, backend, [self.model_info(entry)])
+        return PooledSlot(entry, backend, self.models_of(entry))
 
     def add(self, entry: ModelEntry) -> PooledSlot:
         """Takes an entry in while it runs; the slot that is there already where its id is known."""
@@ -197,7 +198,7 @@ class ModelPool:
     def find(self, model: str) -> PooledSlot:
         """The slot of this model. Raises NotFound with the names there are."""
         for slot in self.slots.values():
-            if model in (slot.model, slot.id):
+            if model in (slot.model, slot.id) or any(model == one.name for one in slot.models):
                 return slot
         adapters = {slot.entry.adapter.name for slot in self.slots.values() if slot.entry.adapter is not None}
         if model in adapters:
@@ -382,8 +383,12 @@ class ModelPool:
         self._has_file_news = False
         for slot in list(self.slots.values()):  # one may come or go meanwhile
             await self.footprints.facts_of(slot.entry)
+            models = self.models_of(slot.entry)
             if slot.state is SlotState.COLD:
-                slot.models = [self.model_info(slot.entry)]
+                slot.models = models
+            elif models != slot.models and self.footprints.known(slot.entry).offers:  # its server reads them itself
+                slot.models = models
+                self.say(slot)
         self._files_read_at = float("-inf") if self._has_file_news else time.monotonic()
         self.wake()
 
@@ -580,6 +585,10 @@ class ModelPool:
         """The charge of a load; more than there is where nothing is known."""
         estimate = self.footprints.need(slot.entry, self.gpu)
         return 1 << 60 if estimate is None else estimate.bytes
+
+    def models_of(self, entry: ModelEntry) -> list[ModelInfo]:
+        """The models of its server, as its files tell them."""
+        return models_offered(entry, self.footprints.known(entry))
 
     def model_info(self, entry: ModelEntry) -> ModelInfo:
         """The model of an entry as its files describe it."""

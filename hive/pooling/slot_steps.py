@@ -28,6 +28,7 @@ from hive.pooling.pooled_lease import PooledLease
 from hive.pooling.pooled_slot import Described, PooledSlot, grant_of
 from hive.pooling.slot_servers import SlotServers
 from hive.pooling.slot_sleep import SlotSleep
+from hive.settings.pool import CATEGORIES
 from hive.settings.table import Settings
 from hive.tasks import spawn
 from hive.worker.profile import TimeoutProfile
@@ -55,6 +56,8 @@ FIRST_S = 1.0
 """The requests that waited for a load have their server for themselves for so long."""
 RENEW_S = 3600.0
 """Requests that a flush waits for have so long; it gives up by itself before that."""
+OUT_OF_MEMORY_EXIT = 77
+"""Exit code of a runner whose engine had no memory left; the same as in hive.runner.faults, which imports nothing."""
 PROFILE = TimeoutProfile()
 OUT_OF_MEMORY = ("out of memory", "failed to allocate", "bad_alloc")
 Describe = Callable[[ModelEntry, str, Settings], Awaitable[tuple[BackendInfo, ModelInfo | None]]]
@@ -289,9 +292,10 @@ class SlotSteps:
                 template=told.template,
                 meta=told.meta,
             )
+        models = self._pool.models_of(slot.entry) if self._pool.footprints.known(slot.entry).offers else [model]
         if not slot.entry.is_ollamas:  # that one is no server of its own
-            slot.described = Described(slot.entry, info, backend, [model])
-        return backend, [model]
+            slot.described = Described(slot.entry, info, backend, models)
+        return backend, models
 
     async def _learn(self, slot: PooledSlot, seconds: float) -> None:
         """Measures what the load has taken, and keeps it."""
@@ -321,7 +325,9 @@ class SlotSteps:
         if process is not None and process.was_dropped:
             await self._after_drop(slot, process.why)
             return
-        was_oom = process is not None and (process.was_oom or bool(out_of_memory(process.last)))
+        was_oom = process is not None and (
+            process.was_oom or says_out_of_memory(process) or bool(out_of_memory(process.last))
+        )
         lines = [] if process is None else process.last
         log.error("load_failed model=%s error=%s", slot.model, error.message)
         await self._end(slot)
@@ -463,11 +469,14 @@ class SlotSteps:
         self._begin(slot, lambda: self._after_crash(slot, why, now - slot.ready_at), "stall")
 
     async def _after_crash(self, slot: PooledSlot, why: str, lived_s: float) -> None:
-        process = slot.process
+        process, charged = slot.process, sum(grant.charged_bytes for grant in slot.grants)
         log.error("server_crashed model=%s generation=%d why=%s", slot.model, slot.generation, why)
         blame = await outcome_of(self._proxy_link.slot_crashed(slot.id, slot.generation))
         self._learn_peak(slot)
         await self._end(slot)
+        is_runner = slot.entry.kind in CATEGORIES
+        if process is not None and is_runner and (says_out_of_memory(process) or out_of_memory(process.last)):
+            await outcome_of(self._pool.footprints.after_oom(slot.entry, self._pool.gpu, charged))
         now = slot.ended_at = time.monotonic()
         state, retry_at = SlotState.COLD, now
         if not (isinstance(blame, CrashBlame) and (blame.slowed or blame.refused)):
@@ -502,11 +511,22 @@ def ended(process: SlotProcess | None) -> str:
         return "its server is gone"
     if process.was_oom:
         return "its server was killed for memory"
+    if says_out_of_memory(process):
+        return "its engine had no memory left"
     code = "" if process.exit_code is None else f" with exit code {process.exit_code}"
     if (line := out_of_memory(process.last)) and line not in process.why:
         code += f", for want of memory ({line.strip()})"
     why = process.why or (process.last[-1] if process.last else "")
     return f"its server ended{code}" + (f": {why}" if why else "")
+
+
+def says_out_of_memory(process: SlotProcess) -> bool:
+    """Whether it is a runner that ended because its engine had no memory left (hive.runner.faults).
+
+    >>> says_out_of_memory(SlotProcess(id="m", run="1", state=ProcessState.ENDED, exit_code=77))
+    True
+    """
+    return process.exit_code == OUT_OF_MEMORY_EXIT
 
 
 def out_of_memory(lines: list[str]) -> str:

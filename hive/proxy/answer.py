@@ -25,9 +25,10 @@ from hive.dialects.translation import WayBack
 from hive.dialects.translators import RESPONSES, way_of
 from hive.domain import Caller, Dialect
 from hive.endpoints import lists
-from hive.endpoints.endpoints import Endpoint, find
+from hive.endpoints.endpoints import Endpoint, Meter, find
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.metering.metering import MAX_WHOLE, AnswerReading, SseReading, WholeReading, reading_for
+from hive.metering.runner_answers import COST_FIELD, ToldWork, reading_of_runner, told_work
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
 
@@ -46,7 +47,7 @@ _END_MARKER = re.compile(
     rb"(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))"
     rb"|data:[^\r\n]*\"(?:message_stop|response\.(?:completed|incomplete|failed))\"|\{[^\r\n]*\"done\" ?: ?true)"
 )
-_ANTHROPIC = Dialect.ANTHROPIC
+_ANTHROPIC, _RUNNER = Dialect.ANTHROPIC, Meter.RUNNER
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
 
@@ -82,6 +83,7 @@ class Answer:
         "broken",
         "reading",
         "status",
+        "told_work",
     )
 
     def __init__(
@@ -117,6 +119,8 @@ class Answer:
         self.broken = False
         self.reading: AnswerReading | None = None
         self.status = 0
+        self.told_work: ToldWork | None = None
+        """The work that a runner has told in its head."""
 
     def __repr__(self) -> str:
         return f"<Answer {self.status} {'begun' if self.begun else 'not begun'}>"
@@ -142,7 +146,12 @@ class Answer:
                 fields.append(b"%b: %b\r\n" % (name, value))
         stream = asked is not None and asked.stream
         answering = find(b"POST", asked.target.encode()) if asked is not None and is_translated else self._endpoint
-        reading = reading_for(answering, status=status, stream=stream, content_type=content_type)
+        if answering.meter is _RUNNER:
+            told = next((value for name, value in head.fields if name == COST_FIELD), b"")
+            self.told_work = told_work(told) if told else None
+            reading = reading_of_runner(status=status, stream=stream, content_type=content_type)
+        else:
+            reading = reading_for(answering, status=status, stream=stream, content_type=content_type)
         self._streams = streams = not isinstance(reading, WholeReading)
         self.reading, self.status = reading, status
         if asked is not None and is_translated:

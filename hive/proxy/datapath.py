@@ -34,6 +34,7 @@ from hive.proxy.slot import ModelWish, Slot
 from hive.proxy.slots import SlotTable
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.task_table import TaskTable
+from hive.proxy.upload import UploadSpace
 from hive.queue.body_budget import BodyBudget
 from hive.queue.budgets import SpendingAccount
 from hive.queue.connection_shares import ConnectionHolder, ConnectionShares
@@ -121,6 +122,7 @@ class DataPath:
         self.metrics = metrics or Metrics()
         self.readers = readers
         self.budget = BodyBudget(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
+        self.uploads = UploadSpace(settings.proxy)
         self.shares: ConnectionShares[Connection] = ConnectionShares(sys.maxsize)
         self.slots = SlotTable(settings, self._make_slot, registry.queue, registry.new_line)
         self.slot, self.routing = self.slots.active, self.slots.routing
@@ -156,6 +158,7 @@ class DataPath:
         """The configuration was read again. Requests under way keep the deadlines they have. Raises ConfigError."""
         self.settings = settings
         self.budget.use(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
+        self.uploads.use_settings(settings.proxy)
         self._fields = FieldTable(settings)
         self.registry.use_settings(settings.proxy, settings.tenants)
         self.slots.use_settings(settings)
@@ -294,11 +297,13 @@ class DataPath:
         requests of an agent to an endpoint. Raises NotSupported where the server does not offer the endpoint."""
         endpoint, tenant, wishes = decided.endpoint, decided.tenant, decided.wishes
         if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
+            slot.check_takes(endpoint)
             slot.check_offered(endpoint)
             return slot.want(endpoint, tenant, wishes, request_id)
         key = slot.name, endpoint.target
         plan: BodyPlan | None = entry.plans.get(key)
         if plan is None or plan.generation != self.registry.generation or plan.changes != slot.changes:
+            slot.check_takes(endpoint)
             slot.check_offered(endpoint)
             want = slot.want(endpoint, tenant, wishes, request_id)
             plan = entry.plans[key] = BodyPlan(self.registry.generation, slot.changes, want)

@@ -19,7 +19,7 @@ from hive.bodies.body_workers import BodyReading
 from hive.dialects.translators import RESPONSES
 from hive.domain import BackendInfo, CacheMode, Caller, Dialect, UsageEvent
 from hive.endpoints import endpoints
-from hive.endpoints.endpoints import Endpoint
+from hive.endpoints.endpoints import Endpoint, Meter
 from hive.endpoints.lists import OwnAnswer
 from hive.errors import (
     AgentAsleep,
@@ -31,9 +31,10 @@ from hive.errors import (
     StreamIncomplete,
     Unauthorized,
 )
-from hive.metering.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
+from hive.metering.runner_answers import ToldWork
 from hive.pool.ladder import StepCause
-from hive.proxy import background_answers, kept_answers, own_answers
+from hive.proxy import background_answers, kept_answers, own_answers, runner_work
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
@@ -66,8 +67,11 @@ from hive.proxy.refusals import (
 )
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue
 from hive.proxy.slot import Slot
+from hive.proxy.stopping import STATE as CANCELLING
+from hive.proxy.stopping import Stopping
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
+from hive.proxy.upload import FormUpload
 from hive.queue.body_budget import HeldBody
 from hive.queue.budgets import BudgetHold
 from hive.queue.gate import Gate
@@ -79,7 +83,7 @@ from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection, is_untaken
 
-_GO, _FULL, _ANTHROPIC = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC
+_GO, _FULL, _ANTHROPIC, _RUNNER = QueueVerdict.GO, QueueVerdict.FULL, Dialect.ANTHROPIC, Meter.RUNNER
 """By names of their own, see `hive.queue.gate`."""
 MIB = 1024 * 1024
 KEPT_BODY_MAX = MIB
@@ -137,6 +141,7 @@ class Exchange:
         "_slot",
         "_storage",
         "_told_model",
+        "_upload",
         "_upstream",
         "asked",
         "begun_at",
@@ -199,6 +204,8 @@ class Exchange:
         self._relayed: StreamAnswer | None = None
         """The answer that has begun with events of a response made in the background."""
         self._cost = UNKNOWN
+        self._upload: FormUpload | None = None
+        """Its form with a file, of an endpoint that takes one."""
         self._place: SlotPlace | None = None
         """Its slot of a llama-server, where Hive names that."""
         self._climb: Climb | None = None
@@ -216,6 +223,8 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
+        if self.left and self._line is not None:
+            return CANCELLING
         if self._relayed is not None:
             return "streaming"
         if not self.queued_at:
@@ -278,6 +287,8 @@ class Exchange:
             try:
                 self.prepared = prepared = self._prepare(request)
                 self._3_not_too_often(prepared)
+                if prepared.decided.endpoint.form:
+                    self._begin_form(prepared)
             except HiveError as error:
                 self._refusal = error
         if self._refusal is not None and not answered_later(request):
@@ -330,9 +341,11 @@ class Exchange:
         """Whether it is not to leave the box, by its own word."""
         return is_local_only(request)
 
-    def on_request(self, request: Request) -> None:  # noqa: ARG002
+    def on_request(self, request: Request) -> None:
         self._held.is_in(self)
         prepared = self.prepared
+        if self._upload is not None and self._refusal is None:
+            self._end_form(self._upload, request)
         if self._refusal is not None:
             self.refuse(self._refusal)
         elif prepared is not None and prepared.decided.endpoint.body:
@@ -433,14 +446,34 @@ class Exchange:
 
     def on_body(self, size: int) -> None:
         request = self._request
-        if self._refusal is None and request is not None:
+        if self._refusal is not None or request is None:
+            return
+        if self._upload is None:
             self._4_not_too_much(request, size)
+        else:
+            self._upload.take_in(self)
 
     def _4_not_too_much(self, request: Request, size: int) -> None:
         """Takes room for `size` bytes of it from the body budget."""
         upload = self if request.body_bytes != request.content_length else None
         if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
+
+    def _begin_form(self, prepared: Prepared) -> None:
+        """Its body is a form with a file, which goes to the disk as it comes. Raises WrongMediaType, BadRequest,
+        Saturated."""
+        entry, target = prepared.entry, prepared.decided.endpoint.name
+        self._upload = FormUpload(self._path.uploads, entry.uploads, target, prepared.request)
+
+    def _end_form(self, upload: FormUpload, request: Request) -> None:
+        """From here on its text fields are its body."""
+        try:
+            text = upload.end(self)
+            self._4_not_too_much(request, len(text))
+        except HiveError as error:
+            self._refusal = error
+        else:
+            request.body = [text]
 
     def on_body_displaced(self) -> None:
         """Ends with a refusal while its body is coming in, as its room went to another agent."""
@@ -672,6 +705,9 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
+        if prepared.decided.endpoint.meter is _RUNNER:
+            prices = self._path.settings.budget.prices  # its own, that no server's speed changes
+            tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -681,9 +717,15 @@ class Exchange:
         return True
 
     def _expected(self, prepared: Prepared) -> float:
-        """Tokens that it will probably cost."""
+        """Tokens that it will probably cost, or that its work counts as in the line of its server."""
         asked = self.asked
+        if prepared.decided.endpoint.meter is _RUNNER:
+            return self._slot.line.tokens_of(self._expected_work(prepared).in_line or 0.0)
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
+
+    def _expected_work(self, prepared: Prepared) -> ToldWork:
+        file_bytes = 0 if self._upload is None else self._upload.size
+        return runner_work.expected_work(prepared.decided.endpoint, self.asked, file_bytes, self._slot.line)
 
     def _is_far(self, slot: Slot) -> bool:
         """Whether it leaves the box if it goes to this slot."""
@@ -937,10 +979,13 @@ class Exchange:
         self._open_answer(prepared)
         if not self.generation or self._held.size > KEPT_BODY_MAX:
             prepared.request.body = []  # a slot of the pool may have lost its server: then it is read for the next one
-        line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
+        line, asked, way, slot = prepared.decided.endpoint.request_line, self.asked, connection.way, self._slot
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
         line = way.line(line) if way.prefix else line
+        if self._upload is not None and asked is not None:
+            connection.send_file(self._upload.body(line, way, b"".join(asked.upstream)), self, reused=reused)
+            return
         if asked is None:
             connection.send(way.bare % line, self, reused=reused)
             return
@@ -948,6 +993,8 @@ class Exchange:
         if self._place is not None:
             size, pieces = self._place.named_in(pieces, size)
         head = way.full % (line, size)
+        if slot.stops_late:  # a runner names the request as Hive does
+            head = b"%bx-request-id: %b\r\n\r\n" % (head[:-2], self.request_id.encode())
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
         else:
@@ -1033,6 +1080,9 @@ class Exchange:
             answer.relay(data)
         except HiveError as error:
             self.refuse(error)
+        else:
+            if self._upload is not None and answer.begun and self._upstream is not None and self._upstream.is_sent:
+                self._upload.close(self)  # no other server will be asked
 
     def _end(self, answer: Answer, data: bytes, now: float) -> None:
         """The last bytes: metered first, then written."""
@@ -1107,7 +1157,10 @@ class Exchange:
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
+        if endpoint.meter is _RUNNER:
+            cost = self._cost_of_work(prepared, now, cut=cut)
+        else:
+            cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self.begun_at if self._first_at is not None else None
         path.metrics.ended(
             endpoint.name,
@@ -1144,6 +1197,7 @@ class Exchange:
                 tokens_in=cost.tokens_in,
                 tokens_out=cost.tokens_out,
                 cached_tokens=cost.cached,
+                unit=cost.unit,
                 estimated=cost.estimated,
                 cut=cut,
                 queue_ms=int((self.sent_at - self.queued_at) * 1e6) / 1e3,  # `round` costs three times as much
@@ -1155,12 +1209,33 @@ class Exchange:
                 asked="" if asked is None else asked.model,
                 rung=self.rung,
                 far=self._has_left,
+                amount=cost.amount,
+                work=cost.work,
             ),
             then,
         )
         if hold is not None:
-            hold.spend(number, int(cost.total or 0), ended_at)
+            is_runners = endpoint.meter is _RUNNER
+            prices = path.settings.budget.prices
+            tokens = runner_work.budget_tokens(prices, cost) if is_runners else int(cost.total or 0)
+            hold.spend(number, tokens, ended_at)
         return True
+
+    def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
+        """The cost at a runner; what it told is learnt of."""
+        answer, line = self._answer, self._slot.line
+        if self._cost is NOTHING or not self.is_sent:
+            return NOTHING
+        told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
+        expected = self._expected_work(prepared)
+        at_server_s = now - self.sent_at
+        cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
+        work = runner_work.in_line(cost)
+        if work and not cost.estimated:
+            line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
+        if cost.amount:
+            self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
+        return cost
 
     # every exit ---------------------------------------------------------------------------------------------------
 
@@ -1248,14 +1323,15 @@ class Exchange:
         self.left = True
         self.prepared = self._answer = None
         path.deadlines.discard(self)
-        if self._upstream is not None:
-            self._upstream.cancel()
-            self._upstream = None
+        keeps_place = self._upstream is not None and self._stop(self._upstream, prepared)
+        self._upstream = None
+        if self._upload is not None:
+            self._upload.close(self)
         self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._line is not None and prepared is not None:
+        if self._line is not None and prepared is not None and not keeps_place:
             self._leave_line(prepared, now, self._cost.total)
         if self._hold is not None:
             self._hold.release()
@@ -1267,13 +1343,33 @@ class Exchange:
             gate.end(now)
             path.on_activity(gate.agent)
 
+    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> bool:
+        """Gives the answer up. True at a server that stops late: it keeps its place until that has stopped."""
+        if self._line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
+            connection.cancel()
+            return False
+        path, stopping = self._path, self._path.registry.stopping
+
+        def leave(one: Stopping, now: float) -> None:
+            del stopping[one]
+            self._leave_line(prepared, now, self._cost.total)
+
+        within_s = path.settings.proxy.between_bytes_s
+        stopping[Stopping(self, prepared, connection, path.deadlines, leave, within_s=within_s)] = None
+        return True
+
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
+        work = None
+        if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
+            done = runner_work.in_line(self._cost)
+            cost = None if done is None else line.tokens_of(done)
+            work = None if self._cost.estimated else done
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)
-        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
+        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost, work=work)):
             self._path.registry.give_turns(turns)
         slot = self._slot
         if slot.gate.is_cold:

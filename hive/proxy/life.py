@@ -34,7 +34,7 @@ READ = {
     **{
         section: frozenset(SECTIONS[section].__struct_fields__)
         for section in SECTIONS
-        if section in ("proxy", "budget") or section.startswith("grammar_")
+        if section in ("proxy", "budget", "images") or section.startswith("grammar_")
     },
 }
 """Keys the proxy reads at all; the others are the daemon's and the helper's."""

@@ -43,6 +43,12 @@ TABLE: tuple[MetricRow, ...] = (
         ("direction", "tenant"),
         "Tokens of ended requests, `in` and `out`, as far as known.",
     ),
+    MetricRow(
+        "work",
+        MetricKind.COUNTER,
+        ("unit", "tenant"),
+        "Work of ended requests that is no tokens: `audio_s`, `images`, and their `pixel_steps`.",
+    ),
     MetricRow("refusals", MetricKind.COUNTER, ("code",), "Requests Hive itself answered with an error, by its code."),
     MetricRow("left_box", MetricKind.COUNTER, ("tenant",), "Requests that were sent to a server or model that is far."),
     MetricRow("cancels", MetricKind.COUNTER, ("state",), "Requests whose client left, by where they were then."),
@@ -94,6 +100,12 @@ TABLE: tuple[MetricRow, ...] = (
         "slot_in_flight", MetricKind.GAUGE, ("slot", "model"), "Requests that have a place at this model's server."
     ),
     MetricRow("slot_waiting", MetricKind.GAUGE, ("slot", "model"), "Requests in line for a place, or for a load."),
+    MetricRow(
+        "slot_work_per_second",
+        MetricKind.GAUGE,
+        ("slot", "model", "unit"),
+        "Work of this model's server in a second, as measured lately; of `audio_s` it is the real-time factor.",
+    ),
     MetricRow("slot_open", MetricKind.GAUGE, ("slot", "model"), "Whether requests go to this model's server."),
     MetricRow(
         "slot_connections",
@@ -109,6 +121,9 @@ TABLE: tuple[MetricRow, ...] = (
     ),
     MetricRow("request_body_bytes", MetricKind.GAUGE, (), "Request bodies held now."),
     MetricRow("request_body_bytes_limit", MetricKind.GAUGE, (), "How much of them may be held."),
+    MetricRow("cancelling", MetricKind.GAUGE, (), "Requests that were given up and whose servers have not stopped."),
+    MetricRow("upload_bytes", MetricKind.GAUGE, (), "Files of requests held on the disk now."),
+    MetricRow("upload_bytes_limit", MetricKind.GAUGE, (), "How much of them may be held."),
     MetricRow("usage_backlog", MetricKind.GAUGE, (), "Usage events the daemon has not committed."),
     MetricRow("daemon_up", MetricKind.GAUGE, (), "Whether the daemon is connected."),
     MetricRow("draining", MetricKind.GAUGE, (), "Whether the proxy is on its way out."),
@@ -160,6 +175,7 @@ class Metrics:
         self._wakes = _zeros(WakeCause)
         self._turned_away = _zeros(TURNED_AWAY)
         self._gave_way = _zeros(GAVE_WAY)
+        self._work: dict[tuple[str, ...], float] = {}
         self._steps: dict[tuple[str, ...], int] = {}
         self._fields_dropped = self._reloads = self._reloads_failed = 0
         self._queue_wait = Histogram(SECONDS)
@@ -202,6 +218,14 @@ class Metrics:
             counters.tokens_in += tokens_in
         if tokens_out is not None:
             counters.tokens_out += tokens_out
+
+    def worked(self, tenant: str, unit: str, amount: float, pixel_steps: float = 0.0) -> None:
+        """An ended request has cost so much of a unit that is not tokens."""
+        if tenant not in self._tenants and len(self._tenants) >= TENANTS_MAX:
+            tenant = OTHER
+        self._work[unit, tenant] = self._work.get((unit, tenant), 0.0) + amount
+        if pixel_steps:
+            self._work["pixel_steps", tenant] = self._work.get(("pixel_steps", tenant), 0.0) + pixel_steps
 
     def refused(self, code: str) -> None:
         """Hive itself answered with an error of this code (see hive/errors.py)."""
@@ -284,6 +308,7 @@ class Metrics:
                 for name, tenant in tenants.items()
                 for direction, count in (("in", tenant.tokens_in), ("out", tenant.tokens_out))
             },
+            "work": dict(self._work),
             "refusals": _labelled(self._refusals),
             "cancels": _labelled(self._cancels),
             "wakes": _labelled(self._wakes),

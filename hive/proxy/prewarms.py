@@ -25,7 +25,7 @@ from hive.endpoints.endpoints import Endpoint
 from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
 from hive.link.link import LinkReply, failed
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.metering.cost import UNKNOWN, TokenCost, cost_of
+from hive.metering.cost import UNKNOWN, RequestCost, cost_of
 from hive.models.salts import is_kept
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.forward import Exchange, Prepared
@@ -52,7 +52,7 @@ class PrewarmOutcome:
 
     def __init__(self) -> None:
         self.error: HiveError | None = None
-        self.cost: TokenCost = UNKNOWN
+        self.cost: RequestCost = UNKNOWN
         self.status = 0
         self.model = ""
 

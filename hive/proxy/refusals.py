@@ -91,9 +91,18 @@ def no_room_for_bodies() -> Saturated:
     )
 
 
+def no_room_for_uploads() -> Saturated:
+    return Saturated("the files uploaded at once exceed Hive's budget, or this agent's share of it", retry_after_s=2)
+
+
+def no_disk_for_uploads() -> Saturated:
+    """503: the disk is full, or cannot be written to."""
+    return Saturated("the disk has no room for this upload now", retry_after_s=10)
+
+
 def upload_displaced() -> Saturated:
-    """503: the room of a body that was coming in went to another agent's."""
-    return Saturated("this upload gave way: the request bodies held at once exceed Hive's budget", retry_after_s=2)
+    """503: the room of a body or file that was coming in went to another agent's."""
+    return Saturated("this upload gave way: those held at once exceed Hive's budget", retry_after_s=2)
 
 
 def timeout(settings: ProxySettings, *, is_over: bool, is_blocked: bool, has_begun: bool) -> HiveError:

@@ -14,6 +14,7 @@ from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.errors import AgentAsleep
 from hive.link.messages import Activity, AgentRow
 from hive.models.cache_epochs import CacheEpochs
+from hive.proxy.stopping import Stopping
 from hive.queue.body_budget import BodyShare
 from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.gate import Gate, GateState, WakeCaller
@@ -56,7 +57,8 @@ class AgentEntry:
     `callers`: connections to ingress that asked for it last. `jobs`: those of model jobs that ask as this agent, which
     keep it no more awake than its callers' do. `listeners`: those that are its own, by path.
     `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
-    `callers_bodies`: the part of the budget that its own requests and its callers' hold. `plans`: the plans for its
+    `callers_bodies`: the part of the budget that its own requests and its callers' hold; `uploads`: of the disk's, its
+    files. `plans`: the plans for its
     bodies by slot and endpoint (of the data path, kept here because they are the agent's). `prompts_of`: the agent
     whose prompts it sends, another one for a prompt that is read ahead.
     """
@@ -76,6 +78,7 @@ class AgentEntry:
         "prompts_of",
         "row",
         "tenant",
+        "uploads",
         "usual_tokens_out",
         "window",
     )
@@ -92,6 +95,7 @@ class AgentEntry:
         self.usual_tokens_out = 128.0
         self.bodies = BodyShare(tenant.bodies, is_tenants=row.id == OPERATOR)
         self.callers_bodies = BodyShare(tenant.bodies, of=self.bodies)
+        self.uploads = BodyShare(tenant.uploads, is_tenants=row.id == OPERATOR)
         self.prompts_of = row.id
         self.learn(row, tenant)
 
@@ -104,6 +108,7 @@ class AgentEntry:
         self.tenant = tenant
         self.bodies.move(tenant.bodies)
         self.callers_bodies.move(tenant.bodies)
+        self.uploads.move(tenant.uploads)
         self.model = row.model or ""
         kind = CallerKind.OPERATOR if row.id == OPERATOR else CallerKind.AGENT
         self.caller = Caller(kind, row.id, row.tenant, row.tier, tenant.models)
@@ -160,6 +165,8 @@ class Registry:
         self.shares: FairShares[Turning] = FairShares()
         self.queue: Queue = FairQueue(self.shares, depth=settings.queue_depth)
         """The line before the one backend there is."""
+        self.stopping: dict[Stopping, None] = {}
+        """Requests that were given up and whose servers have not stopped yet."""
         self.wakes = WakeTimes()
         self._asked_at: dict[str, float] = {}
         """Agents with a caller that waits for the wake, and the time of the ask."""

@@ -21,6 +21,7 @@ import msgspec
 import uvloop
 
 from hive.bodies.body_workers import DeepReaders
+from hive.endpoints.endpoints import FORM_TARGETS
 from hive.errors import DependencyDown, HiveError, Saturated
 from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
@@ -41,6 +42,7 @@ from hive.proxy.registry import UNHEARD_S, AgentEntry
 from hive.proxy.runner import RunnerExchange
 from hive.proxy.slot import Slot
 from hive.proxy.under_way import models_in_use
+from hive.proxy.upload import MIB
 from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.queue import QueueView
 from hive.settings.runtime import with_runtime
@@ -108,6 +110,7 @@ class ProxyServer:
             metrics=self.metrics,
             readers=self._readers,
         )
+        self.path.uploads.use_directory(paths.spool)
         self.ingress = IngressPath(
             registry=self.registry,
             settings=settings.proxy,
@@ -243,7 +246,10 @@ class ProxyServer:
 
     def _follow(self, settings: Settings) -> None:
         proxy = settings.proxy
-        self._limits = wire.ConnectionLimits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
+        longer = dict.fromkeys(FORM_TARGETS, proxy.upload_max_mb * MIB)
+        self._limits = wire.ConnectionLimits(
+            proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes, longer
+        )
         self.path.shares.limit = connections_allowed(proxy.connections_max, self._descriptors)
 
     # how it is ----------------------------------------------------------------------------------------------------
@@ -296,6 +302,7 @@ class ProxyServer:
         read("backend_closed", lambda: path.slot.gate.is_closed)
         read("slot_in_flight", lambda: self._by_slot(lambda slot: slot.line.running))
         read("slot_waiting", lambda: self._by_slot(lambda slot: slot.line.waiting + len(slot.suspects.held)))
+        read("slot_work_per_second", self._slot_work)
         read("slot_open", lambda: self._by_slot(lambda slot: not slot.gate.is_closed))
         read("slot_connections", self._slot_connections)
         read("connections", lambda: len(self._connections))
@@ -304,6 +311,9 @@ class ProxyServer:
         read("upstream_connections", self._upstream_connections)
         read("request_body_bytes", lambda: path.budget.used)
         read("request_body_bytes_limit", lambda: path.budget.limit)
+        read("cancelling", lambda: len(self.registry.stopping))
+        read("upload_bytes", lambda: path.uploads.budget.used)
+        read("upload_bytes_limit", lambda: path.uploads.budget.limit)
         read("usage_backlog", lambda: self._usage.waiting)
         read("usage_lost", lambda: self._usage.lost)
         read("left_box", lambda: path.cloud_guard.left)
@@ -313,6 +323,14 @@ class ProxyServer:
 
     def _by_slot(self, value: Callable[[Slot], float]) -> dict[tuple[str, ...], float]:
         return {(slot.name, slot.model): value(slot) for slot in self.path.slots.pooled.values()}
+
+    def _slot_work(self) -> dict[tuple[str, ...], float]:
+        slots = self.path.slots.pooled.values()
+        return {
+            (slot.name, slot.model, slot.line.unit.name): slot.line.rate.per_s
+            for slot in slots
+            if slot.line.rate.is_measured
+        }
 
     def _slot_connections(self) -> dict[tuple[str, ...], float]:
         pools = [(slot, slot.pool) for slot in self.path.slots.pooled.values()]

@@ -12,9 +12,26 @@ import msgspec
 from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
-from hive.domain import BackendInfo, BackendKind, Band, CacheMode, ModelInfo, origin_of
-from hive.endpoints.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
-from hive.errors import DependencyDown, HiveError, NotSupported
+from hive.domain import (
+    UNIT_OF_CATEGORY,
+    BackendInfo,
+    BackendKind,
+    Band,
+    CacheMode,
+    ModelInfo,
+    UsageUnit,
+    origin_of,
+)
+from hive.endpoints.endpoints import (
+    COUNT,
+    ENDPOINTS,
+    Endpoint,
+    answered_by_hive,
+    asked_as,
+    offering_kinds,
+    translated,
+)
+from hive.errors import BadRequest, DependencyDown, HiveError, NotSupported
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of, access_of_model, context
 from hive.metering.metering import asks_usage
 from hive.models.cache_epochs import SHARED, FlushedBy
@@ -26,6 +43,7 @@ from hive.proxy.registry import Queue, Registry
 from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
+from hive.queue.work_rate import WORK_UNITS
 from hive.settings.pool import slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
@@ -35,6 +53,8 @@ from hive.wire.upstream import Pool, UpstreamWay, forms
 log = logging.getLogger("hive.proxy")
 
 NO_WAY = UpstreamWay("")
+WORDS = {"": "text", "audio": "sound", "image": "pictures"}
+"""Words for the purpose of models of a category."""
 
 
 class GivesWay(Protocol):
@@ -76,6 +96,8 @@ class Slot:
         """The name by which its server knows its model, where that is another than Hive's."""
         self.adapter = ""
         """The adapter with which its server started: requests reach it by the routes of adapters alone."""
+        self.stops_late = False
+        """True if a request that is given up keeps its place until its server has stopped."""
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
         self.line = line
@@ -135,7 +157,11 @@ class Slot:
         if backend is not None and (capability := without_text(backend)):
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
+        self.stops_late = backend is not None and spec_of(backend.kind).stops_late
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
+        category = "" if backend is None else spec_of(backend.kind).category
+        self.line.use_unit(WORK_UNITS[UNIT_OF_CATEGORY.get(category, UsageUnit.TOKENS)])
+        self.line.label = self.model if self.name else ""
         address = "" if backend is None else backend.address
         self.may_leave = bool(address) and (is_elsewhere(address) or self.where.can_be_far)
         was_here = backend is not None and before is not None and _address_of(backend) == _address_of(before)
@@ -285,6 +311,16 @@ class Slot:
         says = f": {why}" if why else ""
         raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{says}", hint=hint)
 
+    def check_takes(self, endpoint: Endpoint) -> None:
+        """Raises BadRequest where its models are of another category than those asked at this endpoint: not a fault of
+        the server's, but the wrong model. Nothing is known of an empty slot, nor of one that is switched."""
+        backend, is_switched = self.backend, self.gate.is_closed and not self.gate.is_cold
+        if backend is None or is_switched or endpoint.keeps or endpoint.can_be_hives:
+            return
+        category = spec_of(backend.kind).category
+        if category != endpoint.category:
+            raise wrong_category(self.model if self.name else "the model", category, endpoint)
+
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """The row by which it is asked. It is another than the client's also if only that keeps the prompts of tenants
         apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before; and if
@@ -332,6 +368,23 @@ class Slot:
             grammar=grammar_limits(self._settings, backend.kind),
             model=self.at_server,
         )
+
+
+def wrong_category(model: str, category: str, endpoint: Endpoint) -> BadRequest:
+    """400: the model of this category is asked where those of another one are.
+
+    >>> from hive.endpoints.endpoints import find
+    >>> wrong_category("gpt", "", find(b"POST", b"/v1/audio/transcriptions")).message
+    '/v1/audio/transcriptions takes models for sound, and gpt is one for text'
+    >>> wrong_category("tiny", "audio", find(b"POST", b"/api/chat")).hint
+    'models for sound are asked at /v1/audio/transcriptions or /v1/audio/translations'
+    """
+    what, wanted = WORDS[category], WORDS[endpoint.category]
+    paths = " or ".join(row.name for row in ENDPOINTS if row.category == category and row.category)
+    return BadRequest(
+        f"{endpoint.name} takes models for {wanted}, and {model} is one for {what}",
+        hint=f"models for {what} are asked at {paths or '/v1/chat/completions'}",
+    )
 
 
 def _passed_over(backend: BackendInfo, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:

@@ -210,6 +210,6 @@ def cold(row: SlotRow, now: float) -> Cold:
     >>> cold(row, now=1.0)
     Cold(model='m', wait_s=9.0, ready_at=None, never='', is_lost=False, unapproved=False)
     """
-    name = row.models[0].name if row.models else row.id
+    name = row.models[0].name if len(row.models) == 1 else row.backend.kind if row.models else row.id
     ready_at = None if row.ready_in_s is None else now + row.ready_in_s
     return Cold(name, row.wait_s, ready_at, row.never, unapproved=row.unapproved)

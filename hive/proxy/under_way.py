@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hive.errors import Cancelled
 from hive.link.requests import QueueIs, UnderWay
-from hive.proxy.forward import Exchange
+from hive.proxy.forward import Exchange, Prepared
 from hive.proxy.registry import Registry
 from hive.proxy.slot import Slot
 
@@ -17,13 +17,17 @@ TOLD_MAX = 1000
 def queue_now(registry: Registry, now: float) -> QueueIs:
     """The waiting and running requests, `now` being monotonic seconds."""
     found = [told for exchange in under_way(registry) if (told := told_of(exchange, now)) is not None]
+    stopping = [told_of(one.exchange, now, one.prepared) for one in registry.stopping]
+    found += [told for told in stopping if told is not None]
     found.sort(key=lambda told: -told.age_ms)
     return QueueIs(queue=registry.queue_view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
 
 
-def told_of(exchange: Exchange, now: float) -> UnderWay | None:
-    """The row of `hive queue` for a request; None if its agent is not known yet. Seconds become milliseconds."""
-    entry, prepared, asked, queued_at = exchange.entry, exchange.prepared, exchange.asked, exchange.queued_at
+def told_of(exchange: Exchange, now: float, prepared: Prepared | None = None) -> UnderWay | None:
+    """The row of `hive queue` for a request; None if its agent is not known yet. Seconds become milliseconds.
+    `prepared`: of one that was given up and whose server has not stopped yet."""
+    entry, asked, queued_at = exchange.entry, exchange.asked, exchange.queued_at
+    prepared = exchange.prepared or prepared
     if entry is None:
         return None
     return UnderWay(

@@ -76,6 +76,20 @@ class Share:
         pending = sum([share.pending for share in self.siblings if share is not self]) * self.price
         return min(CARRIED_MAX_TOKENS, settled), min(CARRIED_MAX_TOKENS, settled + pending)
 
+    def counted_elsewhere(self) -> float:
+        """The tokens of other lines that count here, without the bound."""
+        return self._had_elsewhere() - self.had_before
+
+    def count_elsewhere(self, tokens: float) -> None:
+        """Lets so much of other lines count here, whatever is counted there."""
+        self.had_before = self._had_elsewhere() - tokens
+
+    def scale(self, factor: float) -> None:
+        """Counts in another unit."""
+        self.settled *= factor
+        self.lifted *= factor
+        self.pending *= factor
+
     def is_older(self, other: Any) -> bool:  # noqa: ARG002 - tenants have no age
         """Whether it goes before another one that has had as much."""
         return False
@@ -134,6 +148,10 @@ class Account(Share):
         self.floor = 0.0
         self.ready: dict[SharePosition, None] = {}
         self.waiting = 0
+
+    def scale(self, factor: float) -> None:
+        super().scale(factor)
+        self.floor *= factor
 
 
 class SharePosition(Share):
@@ -272,6 +290,11 @@ class Standing:
             position = self.positions[rank] = SharePosition(self, self.line.accounts[rank])
             self.flow.join()
         return position
+
+    @property
+    def held(self) -> list[SharePosition]:
+        """Its positions."""
+        return [position for position in self.positions if position is not None]
 
     def last_position(self) -> SharePosition:
         """The position of the lowest band among those with waiting requests."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hive.queue.fair_share import Flow, Level, Line, TenantFlows
+from collections.abc import Iterable
+
+from hive.queue.fair_share import Account, Flow, Level, Line, Share, SharePosition, TenantFlows
 
 EXTRA_FLOWS = 256
 """Flows kept of agents under another tenant than their own (an operator may name any)."""
@@ -115,6 +117,31 @@ class Flows:
             account.floor = 0.0
             account.set_at(max(account.settled - level.floor, -REBASE_TOKENS))
         level.floor = 0.0
+
+    def rescale(self, lines: Iterable[Line], factor: float, running: Iterable[SharePosition]) -> None:
+        """Multiplies all that is counted in these lines: a second of their work is worth so many more tokens from now
+        on. Their order does not change, and what counts of other lines stays. `running`: the positions of requests
+        there; their expectations are the caller's."""
+        rescaled, positions = set(lines), dict.fromkeys(running)
+        for flow in self.by_key.values():
+            positions |= dict.fromkeys(one for standing in flow.standings.values() for one in standing.held)
+        for tenant in self.tenants.values():
+            for of_tenant in tenant.lines.values():
+                positions |= dict.fromkeys(one for standing in of_tenant.waits for one in standing.held)
+        accounts = dict.fromkeys(position.account for position in positions)
+        for tenant in self.tenants.values():
+            accounts |= {one: None for of_tenant in tenant.lines.values() for one in of_tenant.accounts}
+        levels = {level for line in rescaled for level in line.levels}
+        shares: dict[Share, Account] = {account: account for account in accounts}
+        shares |= {position: position.account for position in positions}
+        elsewhere = {share: share.counted_elsewhere() for share in shares if share.siblings}
+        for share, account in shares.items():
+            if account.level in levels:
+                share.scale(factor)
+        for level in levels:
+            level.floor *= factor
+        for share, counted in elsewhere.items():
+            share.count_elsewhere(counted)
 
     def _keep(self, flow: Flow) -> None:
         key = (flow.agent, flow.tenant)

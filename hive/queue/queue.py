@@ -8,7 +8,9 @@ other request waited for them are held against nobody. A place is never idle whi
 below its own limit.
 
 There is a line for each server. An agent's limit is one for all of them, and what a tenant or agent is given in one
-line while it waits in another one counts there too, up to a bound (decision 033).
+line while it waits in another one counts there too, up to a bound (decision 033). All lines have one unit, the token;
+work that is no tokens is charged by the seconds that its server needs for it, each as many tokens as the servers of
+text work off in a second (decision 059).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from hive.domain import Band
-from hive.link.requests import QueueView, TenantView
+from hive.link.requests import QueueView, TenantView, WorkView
 from hive.queue.drain_rate import Pace
 from hive.queue.fair_share import (
     RANKS,
@@ -30,11 +32,13 @@ from hive.queue.fair_share import (
     floor_of,
 )
 from hive.queue.flows import REBASE_TOKENS, Flows
-from hive.queue.work_rate import WorkRate
+from hive.queue.work_rate import TOKENS, UNMEASURED_PER_S, WorkGuess, WorkRate, WorkUnit
 
 __all__ = ["FairQueue", "FairShares", "Flow", "QueueVerdict", "QueueView", "TenantView"]
 
 NEVER = math.inf
+SURE_S, MUCH = 10.0, 1.5
+"""Seconds that the servers of text have worked before their rate is believed, and the ratio that is another rate."""
 RETRY_MAX_S = 120.0
 UNMEASURED_MAX_S = 5.0
 """Longest guess for `Retry-After` if no request has waited to the end yet."""
@@ -67,11 +71,13 @@ class FairShares(Generic[Waiter]):
     (['a2'], <FairQueue 0 waiting, 1/1 running>)
     """
 
-    __slots__ = ("flows", "queues")
+    __slots__ = ("flows", "queues", "tokens_per_gpu_s")
 
     def __init__(self) -> None:
         self.flows = Flows()
         self.queues: dict[Line, FairQueue[Waiter]] = {}
+        self.tokens_per_gpu_s = UNMEASURED_PER_S
+        """Tokens that a second of a server's work stands for where that is no tokens."""
 
     def __repr__(self) -> str:
         return f"<FairShares {len(self.queues)} queues, {self.flows}>"
@@ -134,6 +140,34 @@ class FairShares(Generic[Waiter]):
             if position is not None and (position.waiters or queue is loaded):
                 position.set_at(position.settled + tokens)
 
+    def look_at_rates(self) -> None:
+        """Lets a second stand for the mean of what the servers of text work off in one, once they have worked for a
+        while, and again where that has changed much. Then all lines of other work are counted anew, so that neither
+        their order nor what anybody has had there changes.
+
+        >>> from hive.domain import UsageUnit
+        >>> from hive.queue.work_rate import WORK_UNITS
+        >>> shares: FairShares[str] = FairShares()
+        >>> text, ears = (FairQueue(shares, depth=2, places=1) for _ in range(2))
+        >>> ears.use_unit(WORK_UNITS[UsageUnit.AUDIO_S]); ann = shares.flow("ann", "acme", limit=5)
+        >>> _ = text.ask("a1", ann, expected=100, now=0.0), text.leave("a1", ann, now=20.0, cost=6000)
+        >>> ears.tokens_of(8.0)  # 8 s of audio are taken for a second of its work at first
+        300.0
+        >>> _ = ears.ask("a2", ann, expected=100, now=20.0), ears.leave("a2", ann, now=21.0, cost=100, work=30.0)
+        >>> shares.tokens_per_gpu_s, ears.tokens_of(8.0)  # it does 30 s of audio in a second
+        (300.0, 80.0)
+        """
+        rates = [queue.rate.measured for queue in self.queues.values() if queue.unit is TOKENS]
+        tokens, busy_s = sum([done for done, _ in rates]), sum([seconds for _, seconds in rates])
+        if busy_s < SURE_S or not tokens:
+            return
+        factor = tokens / busy_s / self.tokens_per_gpu_s
+        if 1 / MUCH < factor < MUCH:
+            return
+        self.tokens_per_gpu_s *= factor
+        others = {line: queue for line, queue in self.queues.items() if queue.unit is not TOKENS}
+        self.flows.rescale(others, factor, [position for queue in others.values() for position in queue.scale(factor)])
+
     def admit(self, flow: Flow, now: float | None, *, freed: FairQueue[Waiter] | None = None) -> list[Waiter]:
         """Gives places away after the agent may have fallen below its limit; `freed`: also there, a place is free.
 
@@ -181,10 +215,13 @@ class FairQueue(Generic[Waiter]):
         "_running",
         "_shares",
         "_waiting",
-        "_work",
         "depth",
         "displaced",
+        "guess",
+        "label",
         "load_depth",
+        "rate",
+        "unit",
     )
 
     def __init__(
@@ -198,7 +235,11 @@ class FairQueue(Generic[Waiter]):
         """Running requests with their expected cost and the time they got the place (NEVER if no time was given)."""
         self._waiting = 0
         self._pace = Pace()
-        self._work = WorkRate()
+        self.label = ""
+        """The name of its model, for people; empty for the active backend."""
+        self.unit = TOKENS
+        self.rate = WorkRate()
+        self.guess = WorkGuess(TOKENS)
         self._line = Line()
         self._shares = shares
         self._flows = shares.flows
@@ -219,8 +260,35 @@ class FairQueue(Generic[Waiter]):
 
     @property
     def tokens_per_s(self) -> float:
-        """Work of its server while something is there, as measured lately."""
-        return self._work.per_s
+        """Tokens that a second of its server's work stands for, while something is there."""
+        return self.rate.per_s if self.unit is TOKENS else self._shares.tokens_per_gpu_s
+
+    def use_unit(self, unit: WorkUnit) -> None:
+        """Its server's work is counted so from now on; with another unit than before, what was learnt of it is over."""
+        if unit is not self.unit:
+            self.unit, self.rate, self.guess = unit, WorkRate(unit), WorkGuess(unit)
+
+    def scale(self, factor: float) -> list[SharePosition]:
+        """Multiplies what is expected of all requests here; returns the positions of those that run."""
+        self._running = {
+            waiter: (position, expected * factor, begun_at)
+            for waiter, (position, expected, begun_at) in self._running.items()
+        }
+        for tenant in self._flows.tenants.values():
+            of_tenant = tenant.lines.get(self._line)
+            for standing in () if of_tenant is None else of_tenant.waits:
+                for position in standing.held:
+                    for waiter, (expected, asked_at, since) in position.waiters.items():
+                        position.waiters[waiter] = expected * factor, asked_at, since
+        return [position for position, _, _ in self._running.values()]
+
+    def tokens_of(self, work: float) -> float:
+        """The tokens that so much work counts as, by the seconds that its server needs for it. To be asked for right
+        before they are told: all that is counted here may be counted anew by it."""
+        if self.unit is TOKENS:
+            return work
+        self._shares.look_at_rates()
+        return work / self.rate.per_s * self._shares.tokens_per_gpu_s
 
     @property
     def owners(self) -> list[Waiter]:
@@ -290,11 +358,14 @@ class FairQueue(Generic[Waiter]):
             return self.ask(waiter, flow, band=band, expected=expected, now=now)
         return self._line_up(waiter, flow.stand(self._line).position(band), expected, now, again_since=since)
 
-    def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
+    def leave(
+        self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None, work: float | None = None
+    ) -> list[Waiter]:
         """Gives back its place or its position; returns the requests that get a place by that, here or in another line:
         they own it already.
 
-        `cost`: tokens it took; None if unknown, then the expectation stands.
+        `cost`: tokens it took; None if unknown, then the expectation stands. `work`: in the unit of a line that is not
+        of tokens, as it was told; None if it was not.
         """
         owned = self._running.pop(waiter, None)
         if owned is None:
@@ -307,7 +378,10 @@ class FairQueue(Generic[Waiter]):
         standing = position.standing
         if begun_at <= now:
             standing.line.learn_held(now - begun_at)
-            self._work.did(cost, begun_at, now)
+            if self.unit is TOKENS:
+                self.rate.did(cost, begun_at, now)
+            elif work:
+                self.rate.did(work, begun_at, now)
         account.pending -= expected
         account.settled += cost * account.price
         position.pending -= expected
@@ -394,7 +468,12 @@ class FairQueue(Generic[Waiter]):
             )
             for name, tenant in tenants.items()
         ]
-        return QueueView(len(self._running), self._waiting, self.places, self._pace.per_s(now), rows)
+        rate = self.rate
+        work = [WorkView(self.label, self.unit.name, rate.per_s, rate.is_measured)]
+        tokens_per_s = self._shares.tokens_per_gpu_s
+        return QueueView(
+            len(self._running), self._waiting, self.places, self._pace.per_s(now), rows, tokens_per_s, work
+        )
 
     def _of_tenant(self, flow: Flow) -> TenantLine:
         standing = flow.standings.get(self._line)
@@ -533,4 +612,6 @@ def joined(views: list[QueueView]) -> QueueView:
         places=None if None in places else sum(count or 0 for count in places),
         drain_per_s=sum(rates) if rates else None,
         tenants=list(tenants.values()),
+        tokens_per_gpu_s=views[0].tokens_per_gpu_s if views else 0.0,
+        work=[one for view in views for one in view.work],
     )

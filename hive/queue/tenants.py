@@ -27,12 +27,12 @@ class Tenant:
 
     `cloud`: narrows how far its requests may go, empty for what the box says."""
 
-    __slots__ = ("bodies", "cache_group", "cloud", "models", "name", "wakes", "weight", "window")
+    __slots__ = ("bodies", "cache_group", "cloud", "models", "name", "uploads", "wakes", "weight", "window")
 
     def __init__(self, name: str, row: TenantRow = _NO_ROW) -> None:
         self.name = name
         self.window: SlidingWindow | None = None
-        self.bodies = TenantBodies()
+        self.bodies, self.uploads = TenantBodies(), TenantBodies()
         self.wakes = SlidingWindow(WAKES_MAX, WAKES_SPAN_S)
         self.learn(row)
 

@@ -11,11 +11,13 @@ field, a field of an object inside it with a dot between. `*` as TARGET is every
   range), `inject JSON` (this value, whatever was asked), `take` (Hive's own rows: read by Hive and passed on).
 - `max_bytes N` (longer as JSON text is 413), `max_items N` (a list of more texts is 400), `filled` (400 where absent or
   empty), `local_media` (media only as `data:` URLs), `local_tools` (no tool that the server itself would run),
-  `switch` (true, false, or one of the words in SWITCHES).
+  `switch` (true, false, or one of the words in SWITCHES), `words A|B` (one of these), `pixels N` (the size of an image,
+  `WIDTHxHEIGHT` of at most so many, or `auto`).
 
 Conditions, alone or beside `allow` and `clamp`, add to those that are there, and open nothing that is closed; `allow`
 with nothing beside it opens the field altogether. The end of a range may be left out, or be `max_tokens` or
-`concurrency`: the tier's own. `clamp ..N` takes a number below 1 for "no limit", as servers do: it becomes N.
+`concurrency`: the tier's own; or `max_steps`: that of [images], as are `max_pixels` and `max_prompt_bytes` behind
+`pixels` and `max_bytes`. `clamp ..N` takes a number below 1 for "no limit", as servers do: it becomes N.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ TARGETS = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
 )
 """Endpoints with fields in their bodies."""
 EVERYWHERE = "*"
@@ -58,8 +63,8 @@ MAX_FIELD = 200
 
 Number = int | float
 Bound = Number | str | None
-"""A number, the tier's own (`max_tokens`, `concurrency`), or none."""
-TIER_BOUNDS = ("max_tokens", "concurrency")
+"""A number, the tier's own (`max_tokens`, `concurrency`), that of [images] (`max_steps`), or none."""
+NAMED_BOUNDS = ("max_tokens", "concurrency", "max_steps")
 
 
 class Verb(StrEnum):
@@ -81,12 +86,14 @@ class RuleLine(msgspec.Struct, frozen=True, kw_only=True):
     low: Bound = None
     high: Bound = None
     value: bytes = b""
-    max_bytes: int | None = None
+    max_bytes: int | str | None = None
     max_items: int | str | None = None
     filled: bool = False
     local_media: bool = False
     local_tools: bool = False
     switch: bool = False
+    words: tuple[str, ...] = ()
+    pixels: int | str | None = None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +108,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     local_media: bool = False
     local_tools: bool = False
     switch: bool = False
+    words: tuple[str, ...] = ()
+    pixels: int | None = None
     max_items: int | None = None
     inside: Fields | None = None
 
@@ -145,8 +154,8 @@ _ALLOWED = Rule()
 _RULE = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")+')
 _TIERS = re.compile(r"(.*?)((?:(?:^|\s+)(?:low|medium|high))*)", re.DOTALL)
 _NUMBER = r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?"
-_RANGE = re.compile(rf"({_NUMBER})?\.\.({_NUMBER}|{'|'.join(TIER_BOUNDS)})?")
-_CONDITIONS = ("max_bytes", "max_items", "filled", "local_media", "local_tools", "switch")
+_RANGE = re.compile(rf"({_NUMBER})?\.\.({_NUMBER}|{'|'.join(NAMED_BOUNDS)})?")
+_CONDITIONS = ("max_bytes", "max_items", "filled", "local_media", "local_tools", "switch", "words", "pixels")
 
 
 def field_name(key: str) -> str:
@@ -209,6 +218,10 @@ def _choice(text: str, built_in: bool) -> RuleLine:
             given[word] = _size(pending.pop(0) if pending else "")
         elif word == "max_items":
             given[word] = _items(pending.pop(0) if pending else "")
+        elif word == "words":
+            given[word] = _words(pending.pop(0) if pending else "")
+        elif word == "pixels":
+            given[word] = _pixels(pending.pop(0) if pending else "")
         elif word in _CONDITIONS:
             given[word] = True
         else:
@@ -225,7 +238,7 @@ def _range(text: str) -> tuple[Bound, Bound]:
     match = _RANGE.fullmatch(text)
     if match is None or text == "..":
         raise ValueError(f"expected a range like 0..2, ..4096 or ..max_tokens behind `clamp`, found {text[:60]!r}")
-    low, high = _number(match[1]), match[2] if match[2] in TIER_BOUNDS else _number(match[2])
+    low, high = _number(match[1]), match[2] if match[2] in NAMED_BOUNDS else _number(match[2])
     if low is not None and isinstance(high, int | float) and low > high:
         raise ValueError(f"{text} begins above its end")
     return low, high
@@ -237,7 +250,9 @@ def _number(text: str | None) -> Number | None:
     return float(text) if "." in text else int(text)
 
 
-def _size(text: str) -> int:
+def _size(text: str) -> int | str:
+    if text == "max_prompt_bytes":
+        return text
     if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
         raise ValueError(f"expected a number of bytes behind `max_bytes`, found {text[:60]!r}")
     return int(text)
@@ -248,6 +263,20 @@ def _items(text: str) -> int | str:
         return text
     if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
         raise ValueError(f"expected a number or `concurrency` behind `max_items`, found {text[:60]!r}")
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}(\|[A-Za-z0-9_.-]{1,64}){0,31}", text):
+        raise ValueError(f"expected words like png|webp behind `words`, found {text[:60]!r}")
+    return tuple(text.split("|"))
+
+
+def _pixels(text: str) -> int | str:
+    if text == "max_pixels":
+        return text
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"expected a number of pixels behind `pixels`, found {text[:60]!r}")
     return int(text)
 
 
@@ -272,7 +301,7 @@ def chosen(choices: list[RuleLine], tier: Tier) -> RuleLine | None:
 
 
 def settled(choice: RuleLine, below: Rule | None, bounds: Mapping[str, int | None]) -> Rule:
-    """The rule for one tier: `bounds` are its own numbers (None: no limit), `below` the rule that is there already.
+    """The rule for one tier: `bounds` are the numbers by name (None: no limit), `below` the rule that is there already.
 
     >>> settled(RuleLine(verb=Verb.CLAMP, high="max_tokens"), None, {"max_tokens": 4096}).high
     4096
@@ -294,15 +323,20 @@ def settled(choice: RuleLine, below: Rule | None, bounds: Mapping[str, int | Non
 
 def _with_conditions(rule: Rule, choice: RuleLine, below: Rule, bounds: Mapping[str, int | None]) -> Rule:
     """`rule` with the conditions of the line, and those that were there already."""
-    items = bounds[choice.max_items] if isinstance(choice.max_items, str) else choice.max_items
+    items, size, pixels = (
+        bounds[bound] if isinstance(bound, str) else bound
+        for bound in (choice.max_items, choice.max_bytes, choice.pixels)
+    )
     return msgspec.structs.replace(
         rule,
-        max_bytes=choice.max_bytes or below.max_bytes,
+        max_bytes=size or below.max_bytes,
         max_items=items or below.max_items,
         filled=choice.filled or below.filled,
         local_media=choice.local_media or below.local_media,
         local_tools=choice.local_tools or below.local_tools,
         switch=choice.switch or below.switch,
+        words=choice.words or below.words,
+        pixels=pixels or below.pixels,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hive.settings.comfyui import NAME as COMFYUI
+from hive.settings.comfyui import PREFIX as COMFY_PREFIX
 from hive.settings.meta import setting_meta as _s
 
 SLUG_MAX = 20
@@ -78,11 +80,14 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]`: one model of the pool. Requests ask for NAME."""
 
-    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote)$")] = "llama"
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm|ollama|remote|whisper|diffusers)$")] = (
+        "llama"
+    )
     file: Annotated[
         str,
         _s(
-            "Its GGUF file, its directory for vLLM, or its name at Ollama or a remote server where that is another.",
+            "Its GGUF file, its directory for vLLM, Whisper or diffusers, or its name at Ollama or a remote server "
+            "where that is another.",
             pattern=r"^(/.*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$",
             expected="an absolute path, or the name of a model at its server",
         ),
@@ -158,9 +163,16 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Annotated[
         str, _s("Whether it thinks where a request does not say: auto, on, off.", pattern="^(auto|on|off)$")
     ] = "auto"
+    steps: Annotated[
+        int, _s("Of diffusers: steps of an image where a request does not say; 0: the pipeline's own.", ge=0, le=1000)
+    ] = 0
 
 
-OLLAMA, REMOTE = "ollama", "remote"
+OLLAMA, REMOTE, DIFFUSERS = "ollama", "remote", "diffusers"
+CATEGORIES = {"whisper": "audio", "diffusers": "image", "comfyui": "image"}
+"""Kinds of server (hive.runner) whose models are all of one category."""
+OF_TEXT = ("context", "parallel", "adapters", "chat_template", "thinking")
+"""Keys of a `[model NAME]` that are of models of text."""
 OF_REMOTE = ("url", "api_key_file", "ca_file")
 OF_SPECULATION = ("role", "speculative", "draft", "speculative_draft_tokens")
 VLLM = "vllm"
@@ -178,6 +190,30 @@ UNTOLD = {
 """Keys of a `[model NAME]` that an Ollama is not told, and where it has them from."""
 
 
+def category_of(row: ModelRow) -> str:
+    """The category of a described model: its server's, where that has one only.
+
+    >>> category_of(ModelRow()), category_of(ModelRow(backend="whisper"))
+    ('llm', 'audio')
+    """
+    return CATEGORIES.get(row.backend, row.category)
+
+
+def _why_not_of_runner(kind: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    >>> _why_not_of_runner("whisper", {"category": "llm"})
+    ('category', 'every model with backend = whisper is audio: leave it out')
+    >>> _why_not_of_runner("whisper", {"context": 4096})
+    ('context', 'it has no effect with backend = whisper: leave it out')
+    """
+    category = CATEGORIES[kind]
+    if values.get("category", category) != category:
+        return "category", f"every model with backend = {kind} is {category}: leave it out"
+    others = () if kind == DIFFUSERS else ("steps",)
+    told = next((key for key in (*OF_TEXT, *OF_SPECULATION, *others) if key in values), "")
+    return (told, f"it has no effect with backend = {kind}: leave it out") if told else ("", "")
+
+
 def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     """(the key, what is wrong with it) of a model's description, whose keys are right by themselves; two empty texts
     where nothing is.
@@ -187,9 +223,13 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     >>> why_not_described("m", {"backend": "ollama", "file": "/m.gguf"})
     ('file', "expected the model's name at Ollama, found '/m.gguf'")
     """
+    if name == COMFYUI or name.startswith(COMFY_PREFIX):
+        return "backend", f"the name {name[:60]} is that of a model of [comfyui]: choose another one"
     file = values.get("file", "")
     if values.get("backend") == REMOTE:
         return _why_not_remote(file, values)
+    if values.get("steps") and values.get("backend") not in CATEGORIES:
+        return "steps", "only a model with backend = diffusers has it"
     if key := next((key for key in OF_REMOTE if values.get(key)), ""):
         return key, "only a model with backend = remote has one"
     if values.get("adapters") and values.get("backend") != VLLM:
@@ -198,6 +238,8 @@ def why_not_described(name: str, values: Mapping[str, Any]) -> tuple[str, str]:
     if values.get("backend") != OLLAMA:
         if not file.startswith("/"):
             return "file", f"expected an absolute path, found {file!r}"
+        if values.get("backend") in CATEGORIES:
+            return _why_not_of_runner(values["backend"], values)
         return _why_not_speculating(values)
     if file.startswith("/") or (not file and "+" in name):
         return "file", f"expected the model's name at Ollama, found {file or name!r}"

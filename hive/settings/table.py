@@ -11,9 +11,11 @@ from typing import Annotated
 
 import msgspec
 
-from hive.budgets import BudgetKind, TokenLimits
+from hive.budgets import BudgetKind, TokenLimits, UnitPrices
 from hive.domain import Tier
 from hive.settings.adapters import AdaptersSection
+from hive.settings.comfyui import ComfyuiSection
+from hive.settings.images import ImagesSection
 from hive.settings.jobs import JobsSection
 from hive.settings.lease import LeaseSection
 from hive.settings.meta import setting_meta as _s
@@ -195,6 +197,22 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "/var/lib/hive/models/default.gguf"
     llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
+    whisper_program: Annotated[
+        str,
+        _s(
+            "The hive-runner for Whisper, in an environment of its own (pip install 'hive[whisper]').",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/opt/hive-whisper/bin/hive-runner"
+    diffusers_program: Annotated[
+        str,
+        _s(
+            "The hive-runner for diffusers, in an environment of its own (pip install 'hive[diffusers]').",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/opt/hive-diffusers/bin/hive-runner"
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384
     )
@@ -292,6 +310,9 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     body_max_bytes: Annotated[int, _s("Largest request body, decoded.", runtime=True, unit="bytes", ge=1)] = (
         16 * 1024 * 1024
     )
+    audio_max_s: Annotated[
+        float, _s("Longest sound that a model of the pool hears in one request; longer is 413.", unit="s", gt=0)
+    ] = 7200
     body_budget_bytes: Annotated[
         int,
         _s(
@@ -302,6 +323,19 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 256 * 1024 * 1024
+    upload_max_mb: Annotated[
+        int, _s("Largest request with a file, which is on the disk meanwhile.", runtime=True, unit="MiB", ge=1, le=4096)
+    ] = 25
+    upload_disk_mb: Annotated[
+        int,
+        _s(
+            "All uploaded files together, an agent's an eighth of it, a tenant's half; beyond it 503. One file each "
+            "agent may always have.",
+            runtime=True,
+            unit="MiB",
+            ge=1,
+        ),
+    ] = 512
     head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
     body_idle_s: Annotated[
         float,
@@ -616,6 +650,31 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True):
     tier_high_tokens_per_month: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
     tier_high_cloud_tokens_per_day: Annotated[int, _s("The same for tier high.", runtime=True, unit="tokens", ge=0)] = 0
 
+    tokens_per_audio_s: Annotated[
+        float,
+        _s(
+            "A second of audio counts as so many tokens in every budget.",
+            runtime=True,
+            unit="tokens",
+            gt=0,
+            le=1e6,
+        ),
+    ] = 10.0
+    tokens_per_megapixel_step: Annotated[
+        float,
+        _s(
+            "A million pixels in one step of an image count as so many tokens in every budget.",
+            runtime=True,
+            unit="tokens",
+            gt=0,
+            le=1e6,
+        ),
+    ] = 40.0
+
+    @property
+    def prices(self) -> UnitPrices:
+        return UnitPrices(self.tokens_per_audio_s, self.tokens_per_megapixel_step)
+
     def of_tier(self, tier: Tier) -> TokenLimits:
         """The limits of each agent of this tier."""
         return TokenLimits(*(getattr(self, f"tier_{tier}_{kind}") for kind in BudgetKind))
@@ -678,6 +737,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     governance: GovernanceSection = GovernanceSection()
     registry: RegistrySection = RegistrySection()
     adapters: AdaptersSection = AdaptersSection()
+    images: ImagesSection = ImagesSection()
+    comfyui: ComfyuiSection = ComfyuiSection()
     tenants: dict[str, TenantRow] = {}
     models: dict[str, ModelRow] = {}
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
@@ -707,6 +768,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "governance": GovernanceSection,
     "registry": RegistrySection,
     "adapters": AdaptersSection,
+    "images": ImagesSection,
+    "comfyui": ComfyuiSection,
 }
 
 

@@ -424,8 +424,8 @@ class Shutdown(TypedDict):
 
 
 class TenantQueue(TypedDict):
-    """One tenant. `tokens_ahead`: what it has had, by weight, beyond the least served one. `load_s`: seconds of models'
-    loads that its requests have caused, which are charged to it in tokens."""
+    """One tenant. `tokens_ahead`: what it has had, by weight, in tokens and what other work counts as, beyond the least
+    served one. `load_s`: seconds of models' loads that its requests have caused, which are charged to it in tokens."""
 
     name: str
     weight: float
@@ -437,13 +437,15 @@ class TenantQueue(TypedDict):
 
 class RequestView(TypedDict):
     """One request to the model. `state`: `ended`, or where it is: `parked` (its agent wakes), `uploading`, `reading`,
-    `queued`, `connecting`, `waiting` (for the first byte), `answering`, `streaming`. Null is unknown, or not yet known.
+    `queued`, `connecting`, `waiting` (for the first byte), `answering`, `streaming`, `cancelling` (given up, and its
+    server has not stopped yet). Null is unknown, or not yet known.
 
     Times in milliseconds: `duration_ms` since its first byte, `queue_ms` of that in line for a turn, `ttft_ms` until
     the answer's first byte. `name` is null where the agent was removed. `cut`: its client did not get a whole answer.
-    `waits_for`: how far its model's load is, of a queued one whose model is not loaded; else empty. `asked`: the name
-    that the request had for `model`, which served it; `rung`: the place of that model in the list of the task that was
-    asked, from 0, null where none was; `far`: the request left the box.
+    `unit`: what is counted of it, `tokens`, `audio_s` or `images`; of the latter two `amount` is how much, and `work`
+    of images the pixels of all their steps. `waits_for`: how far its model's load is, of a queued one whose model is
+    not loaded; else empty. `asked`: the name that the request had for `model`, which served it; `rung`: the place of
+    that model in the list of the task that was asked, from 0, null where none was; `far`: the request left the box.
     """
 
     id: str
@@ -462,6 +464,9 @@ class RequestView(TypedDict):
     tokens_in: int | None
     tokens_out: int | None
     cached_tokens: int | None
+    unit: str | None
+    amount: float | None
+    work: float | None
     estimated: bool | None
     cut: bool | None
     queue_ms: float | None
@@ -471,10 +476,22 @@ class RequestView(TypedDict):
     ended_at: float | None
 
 
+class ServerWork(TypedDict):
+    """The work of one server in a second: `per_s` of `unit`, which is `tokens`, `audio_s` or `pixel_steps`. `model`:
+    empty for the inference server in use; `is_measured`: it was seen to, else it is taken for granted."""
+
+    model: str
+    unit: str
+    per_s: float
+    is_measured: bool
+
+
 class Queue(TypedDict):
     """The requests that wait for the model and those that run. `slots`: how many run at once, null for no limit;
     `drain_per_s`: slots given back per second while any request waited, null where none has. `requests`: those under
-    way, the oldest first, those that wait for no turn included; `left_out`: how many more there are."""
+    way, the oldest first, those that wait for no turn included; `left_out`: how many more there are. A second of a
+    server's work that is no tokens counts as `tokens_per_gpu_s` tokens, the mean of the servers of text; `work`: what
+    each server does in a second."""
 
     running: int
     waiting: int
@@ -483,6 +500,8 @@ class Queue(TypedDict):
     tenants: list[TenantQueue]
     requests: list[RequestView]
     left_out: int
+    tokens_per_gpu_s: float
+    work: list[ServerWork]
 
 
 class CancelledRequest(TypedDict):

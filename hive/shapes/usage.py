@@ -11,8 +11,9 @@ from hive.shapes.system import Mebibytes, Milliseconds, UnixSeconds
 
 
 class Cost(TypedDict):
-    """Sums over ended requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end;
-    `far`: left the box."""
+    """Sums over ended requests. `unknown`: requests whose count is not known, of tokens or of their own unit; `cut`:
+    not answered to the end; `far`: left the box. `audio_s`: seconds of audio that were heard; `pixel_steps`: width x
+    height x steps of the images, summed."""
 
     requests: int
     tokens_in: int
@@ -21,6 +22,9 @@ class Cost(TypedDict):
     unknown: int
     cut: int
     far: int
+    audio_s: float
+    images: int
+    pixel_steps: int
 
 
 class AgentCost(Cost):

@@ -468,6 +468,22 @@ CREATE TABLE load_tasks (
 """
 """Loads that were ordered by the runner API. A task is answered for as long as there is this file, a job is not."""
 
+_UNITS = """
+ALTER TABLE inference_usage ADD COLUMN amount REAL;
+ALTER TABLE inference_usage ADD COLUMN work REAL;
+ALTER TABLE usage_hours ADD COLUMN audio_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_hours ADD COLUMN images INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_hours ADD COLUMN pixel_steps INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_days ADD COLUMN audio_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_days ADD COLUMN images INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_days ADD COLUMN pixel_steps INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_weeks ADD COLUMN audio_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_weeks ADD COLUMN images INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE usage_weeks ADD COLUMN pixel_steps INTEGER NOT NULL DEFAULT 0;
+"""
+"""`amount`: of the row's `unit`, where that is not tokens; `work`: of images, the pixels of all their steps. The sums
+are whole numbers, as they are also subtracted."""
+
 STEPS: tuple[str, ...] = (
     _FIRST,
     _CIDS,
@@ -491,6 +507,7 @@ STEPS: tuple[str, ...] = (
     _PARKED_SLOTS,
     _ADAPTERS_LOADED,
     _JOB_TURNS,
+    _UNITS,
 )
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""

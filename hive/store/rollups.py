@@ -19,6 +19,9 @@ from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from hive.domain import UsageUnit
+
+_TOKENS, _AUDIO_S, _IMAGES = UsageUnit.TOKENS, UsageUnit.AUDIO_S, UsageUnit.IMAGES
 HOUR_S, DAY_S, WEEK_S = 3600, 86400, 604800
 """Hours and days are those of UTC; a week begins on a Thursday, as Unix time did."""
 ALL = 0
@@ -63,6 +66,9 @@ class CountedRequest(NamedTuple):
     cached_tokens: int | None
     cut: bool
     far: bool = False
+    unit: str = UsageUnit.TOKENS
+    amount: float | None = None
+    work: float | None = None
 
 
 class KeptSince(NamedTuple):
@@ -144,9 +150,12 @@ class _Key(NamedTuple):
 
 
 _KEY = "scope, begins, model, agent, tenant, backend"
-_COUNTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut", "far")
+_COUNTS = (
+    *("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut", "far"),
+    *("audio_ms", "images", "pixel_steps"),
+)
 _ADD = (
-    f"INSERT INTO {{}} ({_KEY}, {', '.join(_COUNTS)}) VALUES ({', '.join('?' * 13)})"
+    f"INSERT INTO {{}} ({_KEY}, {', '.join(_COUNTS)}) VALUES ({', '.join('?' * (6 + len(_COUNTS)))})"
     f" ON CONFLICT ({_KEY}) DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
 )
 _Rows = dict[tuple[int, ...], list[int]]
@@ -163,15 +172,30 @@ def add(conn: sqlite3.Connection, requests: Iterable[CountedRequest]) -> None:
         sums[1] += one.tokens_in or 0
         sums[2] += one.tokens_out or 0
         sums[3] += one.cached_tokens or 0
-        sums[4] += one.tokens_in is None or one.tokens_out is None
         sums[5] += one.cut
         sums[6] += one.far
+        if one.unit == _TOKENS:
+            sums[4] += one.tokens_in is None or one.tokens_out is None
+        else:
+            sums[4] += one.amount is None
+            sums[7] += whole(one.amount, 1000) if one.unit == _AUDIO_S else 0
+            sums[8] += whole(one.amount) if one.unit == _IMAGES else 0
+            sums[9] += whole(one.work)
     if not hours:
         return
     rows = _rows(hours, _ids(conn, hours))
     for table, span_s in SUMS:
         rows = _longer(rows, span_s)
         conn.executemany(_ADD.format(table), ((*place, *sums) for place, sums in sorted(rows.items())))
+
+
+def whole(amount: float | None, times: int = 1) -> int:
+    """A sum's part of a row's amount, as the statements over single rows have it: unknown is none.
+
+    >>> whole(None), whole(6.0205, 1000), whole(2.0)
+    (0, 6021, 2)
+    """
+    return 0 if amount is None else int(amount * times + 0.5)
 
 
 def _rows(hours: dict[_Key, list[int]], ids: dict[str, int]) -> _Rows:
@@ -223,7 +247,7 @@ def roll_up(conn: sqlite3.Connection) -> int:
     """Adds the newest rows that are in no sum yet, at most ROLLED_UP_AT_ONCE, and marks them; how many that were."""
     rows = conn.execute(
         "SELECT rowid, agent_id, tenant, model, backend, created_at, tokens_in, tokens_out, cached_tokens, cut,"
-        " far"
+        " far, unit, amount, work"
         " FROM inference_usage WHERE rolled_up = 0 ORDER BY created_at DESC LIMIT ?",
         (ROLLED_UP_AT_ONCE,),
     ).fetchall()

@@ -27,7 +27,10 @@ def _columns(open_: str, secret: str = "") -> Columns:
     return Columns(frozenset(open_.split()), frozenset(secret.split()))
 
 
-_SUMS = _columns("scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far")
+_SUMS = _columns(
+    "scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut far audio_ms"
+    " images pixel_steps"
+)
 
 TABLES: Mapping[str, Columns] = {
     "adapters_loaded": _columns("name digest previous base loaded_at by"),
@@ -55,7 +58,7 @@ TABLES: Mapping[str, Columns] = {
     ),
     "inference_usage": _columns(
         "id agent_id tenant model backend endpoint unit tokens_in tokens_out cached_tokens estimated cut queue_ms"
-        " ttft_ms duration_ms status client_request_id created_at rolled_up asked rung far"
+        " ttft_ms duration_ms status client_request_id created_at rolled_up asked rung far amount work"
     ),
     "jobs": _columns("id kind state progress eta_s plan result error actor created_at updated_at"),
     "job_signals": _columns("job n name turn has_ended at", secret="arguments"),

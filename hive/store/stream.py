@@ -16,6 +16,8 @@ from hive.domain import UsageEvent
 
 MOST_TOKENS = 2**40
 """No request has more; a backend that says so is not believed."""
+MOST_AMOUNT, MOST_WORK = 1e9, 2.0**50
+"""The same of seconds of audio and images, and of the pixels of all their steps."""
 MOST_EVENTS = 2**53
 ENTRY_EVENTS = 100
 """Events that share one entry of the stream, about 30 KB."""
@@ -116,4 +118,8 @@ def _believable(event: UsageEvent) -> UsageEvent:
     """The event with impossible counts made unknown: SQLite holds 64 bits, and sums must fit too."""
     counts = {name: getattr(event, name) for name in ("tokens_in", "tokens_out", "cached_tokens")}
     wrong = {name: None for name, count in counts.items() if count is not None and not 0 <= count <= MOST_TOKENS}
+    for name, most in (("amount", MOST_AMOUNT), ("work", MOST_WORK)):
+        found = getattr(event, name)
+        if found is not None and not 0 <= found <= most:
+            wrong[name] = None
     return msgspec.structs.replace(event, **wrong) if wrong else event

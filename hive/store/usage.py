@@ -22,7 +22,7 @@ from hive.store.rollups import ALL, CountedRequest, Piece, Scope, UsageTable
 _COLUMNS = (
     *("id", "agent_id", "tenant", "model", "backend", "endpoint", "unit", "tokens_in", "tokens_out", "cached_tokens"),
     *("estimated", "cut", "queue_ms", "ttft_ms", "duration_ms", "status", "client_request_id", "created_at"),
-    *("asked", "rung", "far"),
+    *("asked", "rung", "far", "amount", "work"),
 )
 # DO NOTHING on the key alone: OR IGNORE would also swallow a broken row.
 _INSERT = (
@@ -79,6 +79,9 @@ def _counted(event: UsageEvent) -> CountedRequest:
         event.cached_tokens,
         event.cut,
         event.far,
+        event.unit,
+        event.amount,
+        event.work,
     )
 
 
@@ -157,6 +160,8 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked: str
     rung: int | None
     far: bool
+    amount: float | None
+    work: float | None
 
 
 def request(conn: sqlite3.Connection, id: str) -> EndedRequest | None:
@@ -229,8 +234,9 @@ def spent_since(conn: sqlite3.Connection, since: float) -> SpentSums:
 
 
 class CostSums(msgspec.Struct, frozen=True):
-    """Sums over requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end;
-    `far`: left the box."""
+    """Sums over requests. `unknown`: requests whose count is not known, of tokens or of their own unit; `cut`: not
+    answered to the end; `far`: left the box; `audio_ms`: milliseconds of audio that were heard; `pixel_steps`: pixels
+    of all steps of the images."""
 
     requests: int = 0
     tokens_in: int = 0
@@ -239,6 +245,9 @@ class CostSums(msgspec.Struct, frozen=True):
     unknown: int = 0
     cut: int = 0
     far: int = 0
+    audio_ms: int = 0
+    images: int = 0
+    pixel_steps: int = 0
 
 
 class CostOfAgent(CostSums, frozen=True, kw_only=True):
@@ -307,8 +316,11 @@ def total(costs: Iterable[CostSums]) -> CostSums:
 # --- sums --------------------------------------------------------------------------------------------------------
 
 _COSTS = """count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), coalesce(sum(cached_tokens), 0),
-    coalesce(sum(tokens_in IS NULL OR tokens_out IS NULL), 0), coalesce(sum(cut), 0),
-    coalesce(sum(far), 0)"""
+    coalesce(sum(CASE unit WHEN 'tokens' THEN tokens_in IS NULL OR tokens_out IS NULL ELSE amount IS NULL END), 0),
+    coalesce(sum(cut), 0), coalesce(sum(far), 0),
+    coalesce(sum(CASE unit WHEN 'audio_s' THEN CAST(amount * 1000 + 0.5 AS INTEGER) END), 0),
+    coalesce(sum(CASE unit WHEN 'images' THEN CAST(amount + 0.5 AS INTEGER) END), 0),
+    coalesce(sum(CASE WHEN unit <> 'tokens' THEN CAST(work + 0.5 AS INTEGER) END), 0)"""
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in CostSums.__struct_fields__)
 _COLUMN = {By.AGENT: "agent_id", By.TENANT: "tenant", By.MODEL: "model", By.BACKEND: "backend"}
 _HOUR = f"CAST(created_at AS INTEGER) / {rollups.HOUR_S} * {rollups.HOUR_S}"

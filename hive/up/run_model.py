@@ -70,6 +70,7 @@ def supervised(
         weights_bytes=_size(entry.path) + _size(entry.draft) if entry.kind == BackendKind.VLLM else 0,
         may_sleep=not why_no_sleep(entry, read.pool, given.accounts),
         max_rank=read.adapters.max_rank,
+        most_audio_s=read.proxy.audio_max_s,
     )
     check_numba(entry.kind, read.inference, entry.row.speculative)
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")

@@ -14,7 +14,7 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -39,12 +39,13 @@ EMPTY_LINE = (b"\r\n", b"\r")
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
-    """Clocks of a connection, seconds; `max_body` in bytes."""
+    """Clocks of a connection, seconds; `max_body` in bytes. `longer`: the paths that take longer ones, by their end."""
 
     head_s: float
     body_idle_s: float
     keepalive_s: float
     max_body: int
+    longer: Mapping[bytes, int] = {}
 
 
 class HttpExchange(Protocol):
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._stays_open = stays_open
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(self, max_body=limits.max_body)
+        self._parser = RequestParser(self, max_body=limits.max_body, longer=limits.longer)
         self._request: Request | None = None
         self._ahead = bytearray()
         """Bytes that came while a request was in flight, or an empty line before one; looked at in their turn."""
@@ -281,7 +282,7 @@ class Connection(asyncio.Protocol):
     def use_limits(self, limits: ConnectionLimits) -> None:
         """The configuration was read again: clocks and sizes are these from the next request on."""
         self.limits = limits
-        self._parser.max_body = limits.max_body
+        self._parser.max_body, self._parser.longer = limits.max_body, limits.longer
 
     # asyncio ------------------------------------------------------------------------------------------------------
 

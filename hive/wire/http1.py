@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 import httptools
@@ -261,18 +262,19 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+NO_LONGER: Mapping[bytes, int] = {}
 
 
 class RequestParser:
     """Bytes of one connection, split anywhere, into one request after the other.
 
     `feed` raises the HiveError that answers a fault; the connection is of no use after that. `max_body` bounds each
-    decoded body in bytes.
+    decoded body in bytes, but for those of paths that end as `longer` says.
     """
 
-    __slots__ = ("_checked", "_chunks", "_events", "_head", "_known", "_request", "asks_head", "max_body")
+    __slots__ = ("_checked", "_chunks", "_events", "_head", "_known", "_request", "asks_head", "longer", "max_body")
 
-    def __init__(self, events: RequestEvents, *, max_body: int) -> None:
+    def __init__(self, events: RequestEvents, *, max_body: int, longer: Mapping[bytes, int] = NO_LONGER) -> None:
         self._events = events
         self._known = KnownHead(Request())
         self._request: Request | None = None
@@ -284,6 +286,7 @@ class RequestParser:
         self.asks_head = False
         """True if the bytes begin with HEAD and became no request: the answer has no body."""
         self.max_body = max_body
+        self.longer = longer
 
     def close(self) -> None:
         """Ends the parsing, and breaks the reference cycle with the connection."""
@@ -343,9 +346,15 @@ class RequestParser:
     def _check_length(self, request: Request, length: int) -> None:
         if length > self.max_body or request.method in WITHOUT_BODY:
             self.asks_head = request.method == b"HEAD"
-            if length > self.max_body:
-                raise TooLarge(f"a body of {length} bytes exceeds {self.max_body}")
-            raise BadRequest(f"{request.method.decode()} takes no body")
+            if length > (most := self._most(request)):
+                raise TooLarge(f"a body of {length} bytes exceeds {most}")
+            if request.method in WITHOUT_BODY:
+                raise BadRequest(f"{request.method.decode()} takes no body")
+
+    def _most(self, request: Request) -> int:
+        """Bytes of the longest body that this request may have."""
+        path = request.target.partition(b"?")[0]
+        return next((most for end, most in self.longer.items() if path.endswith(end)), self.max_body)
 
     def _feed_chunks(self, request: Request, data: bytes) -> bytes:
         if not data:
@@ -356,8 +365,9 @@ class RequestParser:
             body, rest = self._chunks.feed(data)
         except BadChunks as error:
             raise BadRequest(str(error)) from None
-        if request.body_bytes + len(body) > self.max_body:
-            raise TooLarge(f"the body exceeds {self.max_body} bytes")
+        whole = request.body_bytes + len(body)
+        if whole > self.max_body and whole > (most := self._most(request)):
+            raise TooLarge(f"the body exceeds {most} bytes")
         if body:
             self._add(request, body)
         if rest is None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from hive.errors import BackendDown, BackendTimeout, HiveError
+from hive.errors import BackendDown, BackendTimeout, DependencyDown, HiveError
 from hive.tasks import spawn
 from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.dial import Fetch, Tls, dial
+from hive.wire.file_sending import FileBody, FileSending
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
@@ -62,6 +64,15 @@ class UpstreamWay(NamedTuple):
         method, _, rest = line.partition(b" ")
         return b"%b %b%b" % (method, self.prefix, rest)
 
+    def form_head(self, line: bytes, boundary: bytes, size: int) -> bytes:
+        """The head of a request with a form of this boundary, which has no quote and no percent sign in it.
+
+        >>> UpstreamWay("h:80").form_head(b"POST / HTTP/1.1\\r\\n", b"x", 9).split(b"\\r\\n")[2]
+        b'content-type: multipart/form-data; boundary=x'
+        """
+        kind = b"multipart/form-data; boundary=" + boundary
+        return self.full.replace(b"application/json", kind) % (line, size)
+
 
 def is_untaken(error: HiveError) -> bool:
     """Whether this error says that no server has taken the request: nobody listens, or it went before it had read it.
@@ -100,7 +111,9 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to the backend; belongs to a Receiver while a request is on it, to the pool otherwise."""
 
     __slots__ = (
+        "_file",
         "_got",
+        "_is_last",
         "_more",
         "_parser",
         "_paused",
@@ -123,6 +136,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._reused = self._sent = False
         self._got = self._paused = False
         self._more: deque[bytes] | None = None
+        self._file: FileSending | None = None
+        """The request with a file in it."""
+        self._is_last = False
+        """True if the connection ends with this answer: a file may not be sent whole yet, or nothing more is wanted."""
         self.idle_since = 0.0
 
     def __repr__(self) -> str:
@@ -160,6 +177,38 @@ class UpstreamConnection(asyncio.Protocol):
             self._more = deque(more)
             self.resume_writing()
 
+    def send_file(self, body: FileBody, receiver: Receiver, *, reused: bool) -> None:
+        """Sends a whole request with a file in it, as `send`. The file has to stay open until the answer begins."""
+        assert self._transport is not None
+        assert self.way.tls is None
+        self._receiver = receiver
+        self._reused = reused
+        self._got = False
+        self._parser = ResponseParser(self._pool.known)
+        self._sent = self._is_last = True
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        self._file = FileSending(sock, body, self._on_unreadable)
+
+    def _on_unreadable(self, error: OSError) -> None:
+        if (receiver := self._receiver) is not None:
+            self.cancel()
+            receiver.on_failed(DependencyDown(f"the file of the request cannot be read: {error.strerror}"), retry=False)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the whole request has been handed to the kernel."""
+        return self._sent and self._more is None and (self._file is None or self._file.is_done)
+
+    def end_early(self, receiver: Receiver) -> None:
+        """Tells the other side that nothing more is wanted, and waits for its end: `receiver` gets it now. A server
+        that cannot stop at once closes when it has."""
+        self._receiver = receiver
+        self._is_last = True
+        if self._transport is not None and not self._transport.is_closing():
+            if self._paused:
+                self.resume()
+            self._transport.write_eof()
+
     def write(self, request: bytes) -> None:
         """Writes the request, unless its answer was given up."""
         if self._receiver is not None and self._transport is not None and not self._transport.is_closing():
@@ -177,6 +226,8 @@ class UpstreamConnection(asyncio.Protocol):
     def cancel(self) -> None:
         """Gives the answer up: closes at once, so that the backend stops working on it."""
         self._receiver = self._more = None
+        if self._file is not None:
+            self._file.stop()
         if self._transport is not None:
             self._transport.abort()
 
@@ -244,7 +295,7 @@ class UpstreamConnection(asyncio.Protocol):
         body = parser.take()
         if parser.complete:
             self._receiver = self._parser = None
-            if self._more is not None:  # answered before it had the whole request: what is missing must not follow
+            if self._more is not None or self._is_last:  # of what it had not whole, the rest must not follow
                 self.cancel()
             elif parser.head is not None and parser.head.keep_alive:
                 self._pool.give(self)
@@ -269,6 +320,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.lost(self)
         receiver, self._receiver = self._receiver, None
         parser, self._parser = self._parser, None
+        had_all = self.is_sent
+        if self._file is not None:
+            self._file.stop()
         if parser is None or receiver is None:
             return
         head = parser.head
@@ -276,6 +330,8 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_closed()
         elif not self._got:
             error = BackendDown(f"{self._pool.peer} closed the connection without an answer")
+            if exc is None and self._file is not None and not had_all:
+                exc = ConnectionResetError("it had not the whole request")
             error.__cause__ = exc
             receiver.on_failed(error, retry=self._reused)
         else:

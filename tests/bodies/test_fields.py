@@ -12,12 +12,14 @@ import ollama._types as ollama_types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import completion_create_params, embedding_create_params, image_generate_params
+from openai.types.audio import transcription_create_params, translation_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from hive.bodies.body import Asked, Want
 from hive.bodies.fields import TABLE, TOKENS, FieldTable
+from hive.bodies.form import FORMS
 from hive.domain import Tier
 from hive.endpoints.endpoints import ENDPOINTS
 from hive.errors import BadRequest, HiveError, TooLarge
@@ -26,9 +28,11 @@ from hive.settings.file import load_text
 from hive.settings.table import Proxy, Settings
 from tests.bodies.reading import read_body
 
+IMAGES = "/v1/images/generations"
 PROMPTS: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "hi"},
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
+    IMAGES: {"prompt": "a bee"},
 }
 """Fields that a body must have to be taken."""
 
@@ -84,10 +88,27 @@ def parameters(module: Any, *names: str) -> set[str]:
             response_create_params,
             ("ResponseCreateParamsNonStreaming", "ResponseCreateParamsStreaming"),
         ),
+        (IMAGES, image_generate_params, ("ImageGenerateParamsNonStreaming", "ImageGenerateParamsStreaming")),
     ],
 )
 def test_every_field_openai_python_can_send_has_a_row(target: str, module: Any, names: tuple[str, ...]) -> None:
     assert parameters(module, *names) - rows(target) == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "names"),
+    [
+        (
+            "/v1/audio/transcriptions",
+            transcription_create_params,
+            ("TranscriptionCreateParamsNonStreaming", "TranscriptionCreateParamsStreaming"),
+        ),
+        ("/v1/audio/translations", translation_create_params, ("TranslationCreateParams",)),
+    ],
+)
+def test_every_field_of_a_form_has_a_row_or_is_the_file(target: str, module: Any, names: tuple[str, ...]) -> None:
+    assert parameters(module, *names) - rows(target) == {"file"}
+    assert FORMS[target].keys() <= rows(target)
 
 
 @pytest.mark.parametrize(
@@ -535,6 +556,71 @@ def test_tools_that_the_server_would_run_are_refused() -> None:
     for raw in (b'{"type":"web_search_20250305"}', b'{"Type":"web_search"}', b'{"type":"w\\u0065b_search"}'):
         with pytest.raises(BadRequest):
             ask("/v1/messages", b'{"messages":[],"tools":[%b]}' % raw)
+
+
+# images ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_image_may_be_asked_with_goes_on() -> None:
+    fields = {"n": 2, "size": "64x128", "output_format": "webp", "seed": 7, "steps": 4, "guidance_scale": 7.5}
+    assert sent(IMAGES, {**fields, "response_format": "b64_json"}) == {**fields, "response_format": "b64_json"}
+    assert sent(IMAGES, {"size": "auto"}) == {"size": "auto"}
+    assert b'"size":null' in ask(IMAGES, {"size": None}).upstream[0]
+
+
+def test_an_image_is_as_large_as_it_may_be_and_no_more() -> None:
+    assert sent(IMAGES, {"size": "1536x1536"}) == {"size": "1536x1536"}
+    with pytest.raises(BadRequest, match="1536x1537: more than 2359296 pixels") as refused:
+        ask(IMAGES, {"size": "1536x1537"})
+    assert "[images] max_pixels" in (refused.value.hint or "")
+    with pytest.raises(BadRequest, match="more than 4096 pixels"):
+        ask(IMAGES, {"size": "1x65000"}, conf="[images]\nmax_pixels = 4096\n")
+    assert sent(IMAGES, {"size": "64x64"}, conf="[images]\nmax_pixels = 4096\n") == {"size": "64x64"}
+
+
+@pytest.mark.parametrize(
+    "size", ["", "64", "64x", "0x64", "64X64", "-1x2", "64x64x64", "1e3x2", "064x64", 64, [64, 64]]
+)
+def test_a_size_that_is_none_is_refused_in_words(size: object) -> None:
+    with pytest.raises(BadRequest, match='"size" must be WIDTHxHEIGHT in pixels, like 1024x1024, or auto'):
+        ask(IMAGES, {"size": size})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("response_format", "url", "must be b64_json: Hive keeps no image"),
+        ("output_format", "svg", "must be png or webp or jpeg: one still image is made"),
+        ("output_format", "tiff", "must be png or webp or jpeg$"),
+        ("output_format", 5, '"output_format" must be a string'),
+        ("background", "transparent", "no model here makes one"),
+        ("prompt", " ", '"prompt" is empty'),
+    ],
+)
+def test_a_picture_of_another_kind_is_refused_in_words(field: str, value: object, why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        ask(IMAGES, {field: value})
+
+
+def test_an_image_without_a_prompt_is_refused() -> None:
+    with pytest.raises(BadRequest, match='"prompt" is missing'):
+        ask(IMAGES, b'{"model":"sd"}')
+
+
+def test_the_work_on_images_is_cut_and_a_prompt_bounded() -> None:
+    asked = ask(IMAGES, {"n": 11, "steps": 500, "quality": "hd", "partial_images": 2})
+    assert asked.clamped == ("n=10", "steps=100")
+    assert asked.dropped == ("quality", "partial_images")
+    assert sent(IMAGES, {"steps": 500}, conf="[images]\nmax_steps = 8\n") == {"steps": 8}
+    for name in ("prompt", "negative_prompt"):
+        with pytest.raises(TooLarge, match=f'"{name}" is longer than 9 bytes'):
+            ask(IMAGES, {name: "x" * 8}, conf="[images]\nmax_prompt_bytes = 9\n")
+
+
+@pytest.mark.parametrize("line", ["words", "words a||b", "words a b", "pixels", "pixels 0", "pixels x"])
+def test_a_line_about_images_that_says_nothing_is_wrong(line: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|no such rule"):
+        parse_line(line)
 
 
 # hive.conf ------------------------------------------------------------------------------------------------------------

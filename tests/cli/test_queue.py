@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
+from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay, WorkView
 from tests.cli.conftest import spend
 
 Hive = Any
@@ -68,6 +68,23 @@ def test_without_a_command_it_lists_what_runs_and_what_waits(hive: Hive) -> None
     assert "\x1b" not in said.out
     assert hive("queue", "list").out == said.out
     assert [request["id"] for request in hive("queue", "--json").json["requests"]] == ["p1-1", "p1-2"]
+
+
+def test_how_work_compares_is_said_where_there_is_more_than_text(hive: Hive) -> None:
+    work = [WorkView("", "tokens", 100.0, False), WorkView("tiny", "tokens", 240.0, True)]
+    view = msgspec.structs.replace(hive.box.proxy.queue.queue, tokens_per_gpu_s=240.0, work=work)
+    hive.box.proxy.queue = msgspec.structs.replace(hive.box.proxy.queue, queue=view)
+    assert "COUNTS AS" not in hive("queue").out
+    view = msgspec.structs.replace(view, work=[*work, WorkView("ear\x1b[2J", "audio_s", 30.0, True)])
+    hive.box.proxy.queue = msgspec.structs.replace(hive.box.proxy.queue, queue=view)
+    said = hive("queue")
+    assert "1 s of a server's work counts as 240 tokens" in said.out
+    assert "30 s of audio" in said.out
+    assert "1 s of audio = 8" in said.out
+    assert "in use" not in said.out, "no server is in use"
+    assert "\x1b" not in said.out
+    told = hive("queue", "--json").json
+    assert told["work"][1] == {"model": "tiny", "unit": "tokens", "per_s": 240.0, "is_measured": True}
 
 
 def test_seconds_of_loads_are_shown_where_there_are_any(hive: Hive) -> None:

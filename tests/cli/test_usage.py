@@ -49,6 +49,21 @@ def test_usage_has_a_line_for_each_of_what_it_is_added_up_by(hive: Hive, by: str
         assert line.startswith(by[0])
 
 
+def test_audio_and_images_have_columns_where_any_were_used(hive: Hive) -> None:
+    assert "AUDIO" not in hive("usage").out
+    costs: dict[str, Any] = {"tenant": "t", "backend": "b", "tokens_in": None, "tokens_out": None, "at": HOURS[0] + 60}
+    hive.daemon.do(spend(hive.box, "alice", 2, model="ear", unit="audio_s", amount=45.2, **costs))
+    hive.daemon.do(spend(hive.box, "alice", 1, model="eye", unit="images", amount=3.0, work=19660800.0, **costs))
+    head, *lines = hive("usage", "--by", "model").out.splitlines()
+    assert head.split()[-3:] == ["AUDIO", "IMAGES", "MPIXEL-STEPS"]
+    told = {line.split()[0]: line.split() for line in lines}
+    assert told["ear"][-4:] == ["1m", "30s", "0", "0.0"]
+    assert told["eye"][-3:] == ["0s", "3", "19.7"]
+    assert told["ear"][5] == "0", "an amount that is known is not unknown"
+    rows = {row["model"]: row for row in read(hive("usage", "--by", "model", "--csv").out)}
+    assert (rows["ear"]["audio_s"], rows["eye"]["images"], rows["eye"]["pixel_steps"]) == ("90.4", "3", "19660800")
+
+
 def test_hours_are_told_in_local_time(hive: Hive) -> None:
     told = [line[:16] for line in hive("usage", "--by", "hour").out.splitlines()[1:3]]
     assert told == [f"{datetime.fromtimestamp(hour):%Y-%m-%d %H:%M}" for hour in HOURS]

@@ -571,6 +571,9 @@ async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
             "unknown": 0,
             "cut": 0,
             "far": 0,
+            "audio_s": 0.0,
+            "images": 0,
+            "pixel_steps": 0,
         },
     }
     assert box.services.health.view()["token_tracking"] is False

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hive.budgets import BudgetPeriods
+from hive.budgets import BudgetPeriods, UnitPrices
 from hive.control import usage_history
 from hive.control.usage_history import UsageHistory
 from hive.domain import UsageEvent
@@ -119,7 +119,7 @@ async def test_what_a_budget_adds_up_is_kept_however_short_usage_is(database: Da
     await database.write(lambda conn: usage.insert(conn, events))
 
     def used(conn: sqlite3.Connection) -> PeriodTokens:
-        return spent_of_all(conn, month.day_begins, month.month_begins).agents["a1"]
+        return spent_of_all(conn, month.day_begins, month.month_begins, UnitPrices(10.0, 40.0)).agents["a1"]
 
     before = await database.read(used)
     assert before.day == 100
@@ -130,3 +130,21 @@ async def test_what_a_budget_adds_up_is_kept_however_short_usage_is(database: Da
     assert len(await rows_of(database)) <= 3, "requests go all the same"
     assert (after == before) is has_budget
     assert after.month < before.month or has_budget
+
+
+async def test_a_budget_adds_up_audio_and_images_at_their_prices(database: Database) -> None:
+    """Of the rows and of the sums, of agents and of tenants alike."""
+    now = time.time()
+    month = BudgetPeriods(now - 0.5 * DAY_S, now + 0.5 * DAY_S, now - 25 * DAY_S, now + 5 * DAY_S)
+    told = [
+        event(1, agent_id="a1", tokens_in=100, tokens_out=0, created_at=now),
+        event(2, agent_id="a1", tokens_in=None, tokens_out=None, unit="audio_s", amount=6.02, created_at=now),
+        event(3, agent_id="a1", tokens_in=None, tokens_out=None, unit="images", amount=1.0, work=1e7, created_at=now),
+        event(
+            4, agent_id="a1", tokens_in=None, tokens_out=None, unit="audio_s", amount=1.0, created_at=now - 2 * DAY_S
+        ),
+    ]
+    await database.write(lambda conn: usage.insert(conn, told))
+    prices = UnitPrices(audio_s=10.0, megapixel_step=40.0)
+    found = await database.read(lambda conn: spent_of_all(conn, month.day_begins, month.month_begins, prices))
+    assert found.agents["a1"] == found.tenants["default"] == PeriodTokens(day=100 + 461, month=100 + 471)

@@ -30,6 +30,7 @@ WORDS = [
     *(b"data: ", b"data:", b"[DONE]", b": ping\n", b"{}", b'"', b"\\u212a", b"\xe2\x84\xaa", b"[[", b"1e999", b"NaN"),
     *(b"Content-Length: 2\r\n", b"Transfer-Encoding: chunked\r\n", b"Host: h\r\n", b"HTTP/1.1", b"Upgrade: h2c\r\n"),
     *(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b'"model":"x",', b'"MODEL":1'),
+    *(b"--xx-b\r\n", b"\r\n--xx-b--\r\n", b'Content-Disposition: form-data; name="', b'"; filename="a"\r\n\r\n'),
 ]
 
 

@@ -12,6 +12,8 @@ import msgspec
 
 from hive.bodies.body import Opening, Want
 from hive.bodies.fields import FieldTable
+from hive.bodies.form import as_object, sent_form
+from hive.bodies.form_reader import FormReader
 from hive.dialects.ndjson import NdjsonReader
 from hive.dialects.sse import SseReader
 from hive.domain import Tier
@@ -273,6 +275,63 @@ def _fetches(value: object, *, media: bool = False) -> bool:
     return media and isinstance(value, str) and value != "" and not value.startswith("data:")
 
 
+# forms ----------------------------------------------------------------------------------------------------------------
+
+
+FORM_BOUNDARY = b"xx-b"
+
+
+def _check_refusal(error: HiveError) -> None:
+    assert error.status in (400, 413), error
+
+
+def _form(pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bytes] | None:
+    """(the text fields, the file); None where it was refused."""
+    file: list[bytes] = []
+    reader = FormReader(FORM_BOUNDARY, file.append)
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+        reader.end()
+    except HiveError as error:
+        _check_refusal(error)
+        return None
+    return reader.fields, b"".join(file)
+
+
+def form(data: bytes, cuts: list[int]) -> None:
+    """A form does not depend on the cuts; what it holds is what a second reading finds; what goes upstream is read by
+    both as the same fields, judged, and the same file."""
+    whole = _form([data])
+    assert _form(cut(data, cuts)) == whole
+    if whole is None:
+        return
+    fields, file = whole
+    assert sorted(_form_values(data)) == sorted([*(value for _, value in fields), file])
+    target = "/v1/audio/transcriptions"
+    try:
+        text = as_object(target, fields)
+        asked = read_body(text, FieldTable(Settings()).rules(target, Tier.LOW), Want(), Opening())
+    except HiveError as error:
+        _check_refusal(error)
+        return
+    before, after = sent_form(target, asked.upstream[0], b"hive")
+    head, _, _ = before.rpartition(b"\r\n\r\n")
+    assert re.findall(rb'(?:\A|\r\n)--hive\r\nContent-Disposition: form-data; name="([^"]*)"', head)[-1:] == [b"file"]
+    assert after == b"\r\n--hive--\r\n"
+
+
+def _form_values(data: bytes) -> list[bytes]:
+    """The contents of the parts of a form that was taken: each from the end of its head to the next boundary."""
+    found, at = [], len(FORM_BOUNDARY) + 2
+    while data[at : at + 2] != b"--":
+        begin = data.index(b"\r\n\r\n", at) + 4
+        end = data.index(b"\r\n--" + FORM_BOUNDARY, begin)
+        found.append(data[begin:end])
+        at = end + 4 + len(FORM_BOUNDARY)
+    return found
+
+
 TARGETS: dict[str, Target] = {
     "head": head,
     "chunk": chunk,
@@ -280,4 +339,5 @@ TARGETS: dict[str, Target] = {
     "ndjson": ndjson,
     "sse": sse,
     "body": request_body,
+    "form": form,
 }

@@ -22,6 +22,7 @@ from hive.cli.lazy import LazyGroup
 from hive.cli.main import root
 from hive.files.secrets import SECRETS
 from hive.proxy.server import HANDED
+from hive.settings.pool import slot_id
 from hive.settings.table import Paths, Settings
 from hive.slots.slot_units import unit_of_slot
 
@@ -310,6 +311,16 @@ def test_a_model_of_the_pool_has_the_gpus_that_vllm_has() -> None:
     assert model.lines("DeviceAllow") == vllm.lines("DeviceAllow")
     assert model.all("UMask") == ["0007"]
     assert model.all("PrivateNetwork") == ["yes"]
+
+
+def test_of_all_models_of_the_pool_the_runner_before_comfyui_alone_has_the_loopback_of_the_host() -> None:
+    """ComfyUI knows no unix socket. Whatever else is reached is refused by the unit's IPAddressDeny=."""
+    drop_in = SYSTEMD / f"{unit_of_slot(slot_id('comfyui'))}.d" / "network.conf"
+    lines = [line for line in drop_in.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["[Service]", "PrivateNetwork=no"]
+    assert list(SYSTEMD.glob("hive-model@*.d")) == [drop_in.parent]
+    model = read("hive-model@.service")
+    assert (model.all("IPAddressDeny"), model.all("IPAddressAllow")) == (["any"], ["localhost"])
 
 
 def test_the_relay_is_in_ollamas_network_and_starts_nothing() -> None:

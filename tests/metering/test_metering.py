@@ -11,7 +11,7 @@ from hive.dialects.sse import SseReader, UsageStripper
 from hive.domain import BackendKind, RequestUsage
 from hive.endpoints.endpoints import Endpoint, find
 from hive.errors import BackendDown
-from hive.metering.cost import TokenCost, cost_of
+from hive.metering.cost import RequestCost, cost_of
 from hive.metering.metering import (
     MAX_WHOLE,
     AnswerReading,
@@ -123,7 +123,7 @@ def test_a_usage_of_zeros_in_each_chunk_is_none() -> None:
         reading.feed(chunk)
         assert stripper.feed(chunk) == chunk.replace(b"," + ZEROS, b"")
     reading.end()
-    assert (reading.usage, cost_of(reading, cut=True)) == (RequestUsage(), TokenCost(None, 2, None, True))
+    assert (reading.usage, cost_of(reading, cut=True)) == (RequestUsage(), RequestCost(None, 2, None, True))
     told = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
     reading.feed(told)
     assert stripper.feed(told) == b""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
+from hive.endpoints.endpoints import FORM_TARGETS
 from hive.errors import LinkLost
 from hive.link.messages import AgentRow
 from hive.proxy.connection_limits import turn_away
@@ -202,7 +203,13 @@ class Proxy:
         proxy = self.settings.proxy
         connection = wire.Connection(
             sock,
-            limits=wire.ConnectionLimits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes),
+            limits=wire.ConnectionLimits(
+                proxy.head_s,
+                proxy.body_idle_s,
+                proxy.keepalive_s,
+                proxy.body_max_bytes,
+                dict.fromkeys(FORM_TARGETS, proxy.upload_max_mb << 20),
+            ),
             deadlines=self.deadlines,
             open_exchange=open_exchange,
             stays_open=lambda c: self.alice.gate.state != "open",
@@ -362,6 +369,8 @@ def nothing_is_held(proxy: Proxy) -> bool:
         and all(not line.running + line.waiting for line in proxy.registry.shares.queues.values())
         and all(slot.suspects.one is None and not slot.suspects.held for slot in proxy.path.slots.all)
         and proxy.path.budget.used == 0
+        and proxy.path.uploads.budget.used == 0
+        and not proxy.registry.stopping
     )
 
 

@@ -74,7 +74,9 @@ class Pool:
         self.told.append(message)
 
     def row(self, model: str, *, is_open: bool = True, generation: int = 1, **other: Any) -> SlotRow:
-        kind = {"o": BackendKind.OLLAMA, "v": BackendKind.VLLM}.get(model[0], BackendKind.LLAMA)
+        kind = {"o": BackendKind.OLLAMA, "v": BackendKind.VLLM, "w": BackendKind.WHISPER}.get(
+            model[0], BackendKind.LLAMA
+        )
         address = self.servers[model].address if is_open else ""
         return SlotRow(
             id=f"{model}-1",

@@ -26,6 +26,28 @@ def loaded(directory: Path, conf: str = "", **files: str) -> Loaded:
     return load(directory / "hive.conf", env={})
 
 
+def test_a_comfyui_is_one_entry_whose_names_no_model_takes(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "[comfyui]\nurl = http://127.0.0.1:8188\ngpus = GPU-1\nvram_mb = 9000\n")
+    (entry,) = started_entries(entries_of(found.settings)).values()
+    assert (entry.id, entry.kind, entry.row.vram_mb) == ("comfyui-42233297", "comfyui", 9000)
+    assert entries_of(loaded(tmp_path, "").settings) == {}
+    for name in ("comfyui", "comfy/portrait"):
+        with pytest.raises(ConfigError, match="is that of a model of \\[comfyui\\]"):
+            loaded(tmp_path, f"[model {name}]\nfile = /m/a.gguf\n")
+
+
+ELSEWHERE = (
+    *("http://10.0.0.9:8188", "https://127.0.0.1:8188", "http://127.0.0.1.evil.org"),
+    *("http://u@127.0.0.1", "x"),
+)
+
+
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_a_comfyui_is_on_this_box(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="a ComfyUI is on this box"):
+        loaded(tmp_path, f"[comfyui]\nurl = {url}\n")
+
+
 def test_both_places_describe_models(tmp_path: Path) -> None:
     found = loaded(
         tmp_path,
@@ -49,7 +71,7 @@ def test_both_places_describe_models(tmp_path: Path) -> None:
         (
             "[model a]\nfile = /x\nbackend = tgi\n",
             "",
-            "a] backend: expected one of llama, vllm, ollama, remote, found 'tgi'",
+            "a] backend: expected one of llama, vllm, ollama, remote, whisper, diffusers, found 'tgi'",
         ),
         ("[model a]\nfile = a:8b\n", "", "hive.conf:2: [model a] file: expected an absolute path, found 'a:8b'"),
         ("[model a]\nfile = /x\nbackend = ollama\n", "", "hive.conf:2: [model a] file: expected the model's name at O"),

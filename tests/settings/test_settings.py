@@ -66,8 +66,8 @@ def test_the_snippet_of_the_original_specification_loads_as_it_is(tmp_path: Path
 def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
     added = re.compile(
-        r"host|vllm_scheduling_policy|(vllm|ollama|llama)_(program|models?|parallel|context|cache_ram_mb)|switch_\w+"
-        r"|aliases|backend_\w+|models_dir|vllm_adapters|speculative\w*|llama_speculative_model|llama_slot\w+|cloud"
+        r"host|vllm_scheduling_policy|(vllm|ollama|llama|whisper|diffusers)_(program|models?|parallel|context|cache_ram_mb)"
+        r"|switch_\w+|aliases|backend_\w+|models_dir|vllm_adapters|speculative\w*|llama_speculative_model|llama_slot\w+|cloud"
         r"|tier_(allow|caps)_\w+"
     )
     assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
@@ -219,6 +219,8 @@ def another(row: SettingRow) -> str:
             "Europe/Berlin",
             "other",
             "https://h/v1",
+            "http://127.0.0.1:8188",
+            "cpu",
             "9/min",
             *row.expected.removeprefix("one of ").split(", "),
         ]

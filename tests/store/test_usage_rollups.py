@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.domain import By, UsageEvent
+from hive.domain import By, UsageEvent, UsageUnit
 from hive.store import rollups, usage
 from hive.store.migrations import STEPS, migrate
 from hive.store.rollups import DAY_S, HOUR_S, SUMS, WEEK_S, KeptSince, UsageTable, begin_of, cover, keep_from, let_go
@@ -29,7 +29,7 @@ def event(no: int, **fields: Any) -> UsageEvent:
 
 
 COLUMNS = [name for name in UsageEvent.__struct_fields__ if name not in ("epoch", "event_no")]
-OLDER = [name for name in COLUMNS if name not in ("asked", "rung", "far")]
+OLDER = [name for name in COLUMNS if name not in ("asked", "rung", "far", "amount", "work")]
 
 
 def insert_as_an_older_hive(conn: sqlite3.Connection, events: Iterable[UsageEvent]) -> None:
@@ -118,11 +118,14 @@ def by_hand(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | 
             values.append(value)
     rows = conn.execute(
         f"SELECT {KEYS[by]} AS key, count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0),"
-        " coalesce(sum(cached_tokens), 0), sum(tokens_in IS NULL OR tokens_out IS NULL), sum(cut), sum(far)"
+        " coalesce(sum(cached_tokens), 0), "
+        " sum(iif(unit = 'tokens', tokens_in IS NULL OR tokens_out IS NULL, amount IS NULL)), sum(cut), sum(far),"
+        " coalesce(sum(iif(unit = 'audio_s', round(amount * 1000), 0)), 0),"
+        " coalesce(sum(iif(unit = 'images', round(amount), 0)), 0), coalesce(sum(iif(unit <> 'tokens', work, 0)), 0)"
         f" FROM inference_usage WHERE {' AND '.join(conditions)} GROUP BY key",
         values,
     )
-    return {key: CostSums(*costs) for key, *costs in rows}
+    return {key: CostSums(*map(int, costs)) for key, *costs in rows}
 
 
 def answer(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, CostSums]:
@@ -157,6 +160,11 @@ def assert_exact(conn: sqlite3.Connection, since: float) -> None:
 
 
 COUNTS = st.one_of(st.none(), st.integers(0, 2**40))
+OF_UNITS = {
+    "unit": st.sampled_from(UsageUnit),
+    "amount": st.one_of(st.none(), st.integers(0, 10_000).map(float), st.integers(0, 10**7).map(lambda ms: ms / 1000)),
+    "work": st.one_of(st.none(), st.integers(0, 2**40).map(float)),
+}
 REQUESTS = st.fixed_dictionaries(
     {
         "agent_id": st.sampled_from(["a1", "a2", "a3"]),
@@ -169,6 +177,7 @@ REQUESTS = st.fixed_dictionaries(
         "cut": st.booleans(),
         "far": st.booleans(),
         "created_at": MOMENTS,
+        **OF_UNITS,
     }
 )
 
@@ -185,7 +194,7 @@ def test_every_answer_is_the_sum_of_the_requests_themselves(
     for first in range(0, len(events), 5):
         batch = events[max(0, first - 2) : first + 5]
         if dice.random() < 0.3:
-            insert_as_an_older_hive(conn, batch)
+            insert_as_an_older_hive(conn, [msgspec.structs.replace(one, unit="tokens") for one in batch])
         else:
             usage.insert(conn, batch)
     for since in moments:
