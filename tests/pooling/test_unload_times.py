@@ -41,7 +41,7 @@ async def test_an_unload_is_learnt_kept_and_reckoned_with(box: PoolWorld) -> Non
     await until(lambda: box.pool.slot_facts(slot, 0.0).unload_s != 1.5)
     learnt = box.pool.slot_facts(slot, 0.0).unload_s
     assert learnt >= 0.2
-    await until(lambda: f'"unload_s":[{learnt}' in next(iter(box.database.read_now(pool.footprints).values())))
+    await until(lambda: f'"unload_s":[{learnt}' in next(iter(box.database.read_now(pool.footprints).values()), ""))
     box.ask("a")
     await box.until("a", "ready")
     box.use("a", 1)
