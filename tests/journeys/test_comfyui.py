@@ -14,7 +14,8 @@ import pytest
 
 from hive.runner.pictures import size_of
 from tests.journeys.stack import Stack, stack, until
-from tests.runner.comfy_box import ComfyBox, workflow
+from tests.runner.comfy_box import ComfyBox
+from tests.runner.comfy_workflows import workflow
 
 pytestmark = [pytest.mark.redis]
 ROOM = "[pool]\nreserve_mb = 0\ncpu_mb = 500\n"

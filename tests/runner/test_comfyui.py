@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from hive.runner.pictures import size_of
-from tests.runner.comfy_box import GRAPH, ComfyBox, wait_until, workflow
+from tests.runner.comfy_box import ComfyBox, wait_until
+from tests.runner.comfy_workflows import GRAPH, workflow
 
 
 @pytest.fixture
