@@ -18,7 +18,8 @@ LIMIT_S = 120.0
 IMPORT_ALL = (
     "import importlib, pkgutil, hive\n"
     "from hive.jobs.mcp_extra import has_mcp\n"
-    "without = {'hive.__main__', 'hive.runner.diffusers'} | (set() if has_mcp() else {'hive.jobs.mcp_tools', 'hive.jobs.mcp_transports'})\n"
+    "without = {'hive.__main__', 'hive.runner.diffusers'}\n"
+    "if not has_mcp(): without |= {'hive.jobs.mcp_tools', 'hive.jobs.mcp_transports'}\n"
     "for found in pkgutil.walk_packages(hive.__path__, 'hive.'):\n"
     "    if found.name not in without: importlib.import_module(found.name)\n"
 )
