@@ -83,6 +83,8 @@ REQUEST = {
     "queue_ms": 1234.0,
 }
 QUEUE = {
+    "work": [],
+    "tokens_per_gpu_s": None,
     "slots": None,
     "drain_per_s": None,
     "running": 1,

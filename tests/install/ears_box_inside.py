@@ -79,27 +79,34 @@ def work() -> dict[str, Any]:
     (WORKFLOWS / "plain.json").chmod(0o644)
     stand_in = [sys.executable, f"{SOURCES}/tests/fakes/fake_comfyui.py", "--port", "8188", "--port-file", "/run/comfy"]
     with subprocess.Popen(stand_in) as comfy:
-        CONF.write_text(CONF.read_text() + DESCRIBED)
-        hive("config", "set", "pool.cpu_mb", "6000")
-        checked = run("hive", "config", "check")
-        restarted = run("systemctl", "restart", "hive.target")
-        until("hive answers", lambda: run("hive", "pool", "--json").returncode == 0)
-        until("the proxy is there", lambda: bool(hive("status")["proxy"]["connected"]))
-        seen: dict[str, Any] = {
-            "checked": [checked.returncode, checked.stdout + checked.stderr],
-            "restarted": restarted.returncode,
-            "ear": hear(),
-            "eye": see("eye"),
-            "comfy": see("comfy/plain"),
-            "units": units(),
-            "doctor": json.loads(run("hive", "doctor", "--json").stdout)["checks"],
-            "explained": {model: hive("pool", "explain", model)["lines"] for model in ("ear", "eye", "comfyui")},
-        }
-        own = network_of("1")
-        seen["has_own_network"] = {
-            model: network_of(unit["MainPID"]) != own for model, unit in seen["units"].items() if unit["MainPID"] != "0"
-        }
-        comfy.kill()
+        try:
+            return ask_all()
+        finally:
+            comfy.kill()
+
+
+def ask_all() -> dict[str, Any]:
+    """Each model once, and how it was done."""
+    CONF.write_text(CONF.read_text() + DESCRIBED)
+    hive("config", "set", "pool.cpu_mb", "6000")
+    checked = run("hive", "config", "check")
+    restarted = run("systemctl", "restart", "hive.target")
+    until("hive answers", lambda: run("hive", "pool", "--json").returncode == 0)
+    until("the proxy is there", lambda: bool(hive("status")["proxy"]["connected"]))
+    seen: dict[str, Any] = {
+        "checked": [checked.returncode, checked.stdout + checked.stderr],
+        "restarted": restarted.returncode,
+        "ear": hear(),
+        "eye": see("eye"),
+        "comfy": see("comfy/plain"),
+        "units": units(),
+        "doctor": json.loads(run("hive", "doctor", "--json").stdout)["checks"],
+        "explained": {model: hive("pool", "explain", model)["lines"] for model in ("ear", "eye", "comfyui")},
+    }
+    own = network_of("1")
+    seen["has_own_network"] = {
+        model: network_of(unit["MainPID"]) != own for model, unit in seen["units"].items() if unit["MainPID"] != "0"
+    }
     return seen
 
 

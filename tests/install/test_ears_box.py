@@ -7,6 +7,7 @@ See test_box.py for the machine. The engines are real; their packages are those 
 from __future__ import annotations
 
 import base64
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +46,15 @@ def bring(box: Box) -> list[str]:
         path.write_text(PROGRAM.format(packages=", ".join(map(repr, packages))))
         path.chmod(0o755)
     whisper.speech(box.root / "srv/speech.wav")
+    pipeline = box.root / "srv/models/eye"
+    shutil.copytree(diffusers_runner.pipeline("sd"), pipeline)
+    for path in pipeline.rglob("*"):  # weights are written for their owner alone
+        path.chmod(0o755 if path.is_dir() else 0o644)
     binds = {
         packages_of(whisper.cache() / "venv"): "/opt/hive-whisper/packages",
         packages_of(engines): "/opt/hive-diffusers/packages",
         packages_of(torch): "/opt/torch",
         whisper.model().resolve(): "/srv/models/ear",
-        diffusers_runner.pipeline("sd"): "/srv/models/eye",
         **{LIBRARIES / name: str(LIBRARIES / name) for name in BROUGHT if (LIBRARIES / name).exists()},
     }
     return [f"--bind-ro={here}:{there}" for here, there in binds.items()]

@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from hive.backends.kinds import spec_of
 from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendKind, FoundCapabilities, Tier
 from hive.settings.table import Settings
@@ -45,7 +46,7 @@ def events_of(said: bytes) -> list[dict[str, Any]]:
     return told
 
 
-@pytest.mark.parametrize("kind", list(BackendKind))
+@pytest.mark.parametrize("kind", [kind for kind in BackendKind if not spec_of(kind).category])
 async def test_every_kind_of_backend_is_asked_by_chat_completions(tmp_path: Path, kind: BackendKind) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, kind)

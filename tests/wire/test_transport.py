@@ -352,6 +352,8 @@ async def test_a_callback_that_raises_is_reported_once_and_ends_the_connection(s
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context))
     protocol = Noting(raises=callback)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)  # else TCP may take all of it, and nothing is paused
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     transport = on(ours, protocol)
     theirs.send(b"x")
     transport.write(b"x" * 4 * MIB)
