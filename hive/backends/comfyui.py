@@ -10,13 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from hive.backends import openai_answers
 from hive.backends.command_line import Launch, Needed, Order
 from hive.backends.conversation import AskedServer, Conversation, get, object_in, text
 from hive.backends.counters import ReportedLimits, gauge
-from hive.backends.hive_runner import HEALTH, OF_TEXT, loaded, models, places, recognises, version
-from hive.backends.spec import Asking, BackendSpec, Requests
-from hive.domain import BackendKind, Dialect
+from hive.backends.hive_runner import ASKING, runner_spec
+from hive.domain import BackendKind
 
 GENERATIONS = "/v1/images/generations"
 STATE = "/comfyui/state"
@@ -68,29 +66,15 @@ def launch(order: Order) -> Launch:
     return Launch(command, order.environment | {"PYTHONUNBUFFERED": "1"}, needed, order.socket)
 
 
-SPEC = BackendSpec(
+SPEC = runner_spec(
     kind=BackendKind.COMFYUI,
     label="ComfyUI",
-    dialects=frozenset({Dialect.OPENAI}),
     category="image",
     adds=frozenset({GENERATIONS}),
-    lacks=OF_TEXT,
-    stops_late=True,
-    questions=(HEALTH,),
-    recognise=recognises(BackendKind.COMFYUI),
-    asking=Asking(
-        health_path=HEALTH,  # 503 until ComfyUI has answered
-        version=version,
-        models=models,
-        busy=busy,
-        loaded=loaded,
-        why_not_load="ComfyUI loads what a workflow needs when it is asked for",
+    asking=msgspec.structs.replace(  # its health is 503 until ComfyUI has answered
+        ASKING, busy=busy, why_not_load="ComfyUI loads what a workflow needs when it is asked for"
     ),
-    one_token=openai_answers.completion,
-    tokens_in=openai_answers.tokens_in,
-    requests=Requests(why_not_ahead="a workflow reads no prompt ahead"),
-    places=places,
-    prefix_cache="none",
+    why_not_ahead="a workflow reads no prompt ahead",
     why_not_flush="what ComfyUI keeps of a workflow's nodes it gives back with `hive model unload comfyui`",
     launch=launch,
 )

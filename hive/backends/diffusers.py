@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from hive.backends import openai_answers
 from hive.backends.command_line import Launch, Order
-from hive.backends.hive_runner import (
-    HEALTH,
-    OF_TEXT,
-    busy,
-    loaded,
-    models,
-    places,
-    recognises,
-    runner_launch,
-    version,
-)
-from hive.backends.spec import Asking, BackendSpec, Requests
-from hive.domain import BackendKind, Dialect
+from hive.backends.hive_runner import runner_launch, runner_spec
+from hive.domain import BackendKind
 
 GENERATIONS = "/v1/images/generations"
 
@@ -37,30 +25,13 @@ def launch(order: Order) -> Launch:
     )
 
 
-SPEC = BackendSpec(
+SPEC = runner_spec(
     kind=BackendKind.DIFFUSERS,
     label="diffusers",
-    dialects=frozenset({Dialect.OPENAI}),
     category="image",
     adds=frozenset({GENERATIONS}),
-    lacks=OF_TEXT,
     not_relayed={"/generate": GENERATIONS},
-    stops_late=True,
-    questions=(HEALTH,),
-    recognise=recognises(BackendKind.DIFFUSERS),
-    asking=Asking(
-        health_path=HEALTH,  # 503 while its model loads
-        version=version,
-        models=models,
-        busy=busy,
-        loaded=loaded,
-        why_not_load="a runner serves the model it was started with",
-    ),
-    one_token=openai_answers.completion,
-    tokens_in=openai_answers.tokens_in,
-    requests=Requests(why_not_ahead="it makes images, and reads no prompt ahead"),
-    places=places,
-    prefix_cache="none",
+    why_not_ahead="it makes images, and reads no prompt ahead",
     why_not_flush="diffusers keeps nothing of a request",
     model_format="diffusers",
     program=lambda inference: inference.diffusers_program,

@@ -65,14 +65,14 @@ def launch_entry(
         shown_environment(environment, state),
         socket,
         state,
-        max_rank,
-        entry.name,
-        str(entry.path),
-        tuple(gpus),
-        most_audio_s,
-        row.url,
-        tuple(accounts[gpu] for gpu in gpus),
-        row.steps,
+        max_rank=max_rank,
+        name=entry.name,
+        model=str(entry.path),
+        gpus=tuple(gpus),
+        gpu_mb=tuple(accounts[gpu] for gpu in gpus),
+        most_audio_s=most_audio_s,
+        steps=row.steps,
+        url=row.url,
     )
     make = spec_of(entry.kind).launch
     if make is None:

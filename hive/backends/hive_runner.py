@@ -5,11 +5,13 @@ Each is `hive-runner KIND` in a virtual environment of its own, and serves one m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
+from hive.backends import openai_answers
 from hive.backends.command_line import Launch, Needed, Order, program
 from hive.backends.conversation import (
     Answers,
@@ -22,14 +24,14 @@ from hive.backends.conversation import (
 )
 from hive.backends.counters import Heard, ReportedLimits, gauge, heard_counters
 from hive.backends.openai_answers import MODELS
-from hive.domain import ModelInfo
+from hive.backends.spec import Asking, BackendSpec, Requests
+from hive.domain import Dialect, ModelInfo
 from hive.errors import BackendDown, BackendTimeout
 from hive.settings.table import InferenceSection
 
 HEALTH = "/health"
 OF_TEXT = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """Paths of OpenAI's dialect that no runner has."""
-NO_TOKENS = "a model of sound or pictures generates no tokens"
 
 
 class _Health(msgspec.Struct):
@@ -125,3 +127,52 @@ def runner_launch(
     if order.model:
         needed.append(Needed("file", Path(order.model), "put the model there"))
     return Launch(command, order.environment | offline | environment, tuple(needed), order.socket)
+
+
+ASKING = Asking(
+    health_path=HEALTH,  # 503 while its model loads
+    version=version,
+    models=models,
+    busy=busy,
+    loaded=loaded,
+    why_not_load="a runner serves the model it was started with",
+)
+
+
+def runner_spec(
+    *,
+    kind: str,
+    label: str,
+    category: str,
+    adds: frozenset[str],
+    launch: Callable[[Order], Launch],
+    why_not_ahead: str,
+    why_not_flush: str,
+    asking: Asking = ASKING,
+    not_relayed: Mapping[str, str] = MappingProxyType({}),
+    model_format: str = "",
+    program: Callable[[InferenceSection], str] | None = None,
+) -> BackendSpec:
+    """The specification of a kind of runner: all of them are asked alike, and stop late."""
+    return BackendSpec(
+        kind=kind,
+        label=label,
+        dialects=frozenset({Dialect.OPENAI}),
+        category=category,
+        adds=adds,
+        lacks=OF_TEXT,
+        not_relayed=not_relayed,
+        stops_late=True,
+        questions=(HEALTH,),
+        recognise=recognises(kind),
+        asking=asking,
+        one_token=openai_answers.completion,
+        tokens_in=openai_answers.tokens_in,
+        requests=Requests(why_not_ahead=why_not_ahead),
+        places=places,
+        prefix_cache="none",
+        why_not_flush=why_not_flush,
+        model_format=model_format,
+        program=program,
+        launch=launch,
+    )

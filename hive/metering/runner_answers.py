@@ -31,10 +31,14 @@ class ToldWork(NamedTuple):
     amount: float
     work: float | None = None
 
-    @property
-    def in_line(self) -> float | None:
-        """The work by which the server's rate is learnt and its line is charged; None where it is not known."""
-        return self.work if self.unit is UsageUnit.IMAGES else self.amount
+
+def in_line(work: ToldWork | RequestCost) -> float | None:
+    """The work by which the server's rate is learnt and its line is charged, in its unit; None where nothing is known.
+
+    >>> in_line(ToldWork(UsageUnit.IMAGES, 2.0, 1048576.0)), in_line(ToldWork(UsageUnit.AUDIO_S, 6.02))
+    (1048576.0, 6.02)
+    """
+    return work.work if work.unit is UsageUnit.IMAGES else work.amount
 
 
 def told_work(value: bytes) -> ToldWork | None:
@@ -42,7 +46,7 @@ def told_work(value: bytes) -> ToldWork | None:
 
     >>> told_work(b"audio_s=6.020")
     ToldWork(unit=<UsageUnit.AUDIO_S: 'audio_s'>, amount=6.02, work=None)
-    >>> told_work(b"images=2; pixel_steps=1048576").in_line, told_work(b"images=x"), told_work(b"audio_s=1e9")
+    >>> told_work(b"images=2; pixel_steps=1048576").work, told_work(b"images=x"), told_work(b"audio_s=1e9")
     (1048576.0, None, None)
     """
     told: dict[bytes, float] = {}
@@ -68,7 +72,7 @@ def through(whole: ToldWork, *, at_server_s: float, per_s: float | None) -> Told
     >>> through(whole, at_server_s=9.0, per_s=1e6) == through(whole, at_server_s=1.0, per_s=None) == whole
     True
     """
-    all_of_it = whole.in_line
+    all_of_it = in_line(whole)
     if per_s is None or not all_of_it:
         return whole
     share = min(1.0, max(0.0, at_server_s * per_s / all_of_it))

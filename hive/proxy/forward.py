@@ -32,7 +32,7 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
-from hive.metering.runner_answers import ToldWork
+from hive.metering.runner_answers import ToldWork, in_line
 from hive.pool.ladder import StepCause
 from hive.proxy import background_answers, kept_answers, own_answers, runner_work
 from hive.proxy.answer import NO_REUSE, Answer
@@ -720,7 +720,7 @@ class Exchange:
         """Tokens that it will probably cost, or that its work counts as in the line of its server."""
         asked = self.asked
         if prepared.decided.endpoint.meter is _RUNNER:
-            return self._slot.line.tokens_of(self._expected_work(prepared).in_line or 0.0)
+            return self._slot.line.tokens_of(in_line(self._expected_work(prepared)) or 0.0)
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
 
     def _expected_work(self, prepared: Prepared) -> ToldWork:
@@ -1230,7 +1230,7 @@ class Exchange:
         expected = self._expected_work(prepared)
         at_server_s = now - self.sent_at
         cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
-        work = runner_work.in_line(cost)
+        work = in_line(cost)
         if work and not cost.estimated:
             line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
         if cost.amount:
@@ -1363,7 +1363,7 @@ class Exchange:
         line, self._line = self._line, None
         work = None
         if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
-            done = runner_work.in_line(self._cost)
+            done = in_line(self._cost)
             cost = None if done is None else line.tokens_of(done)
             work = None if self._cost.estimated else done
         if (place := self._place) is not None:

@@ -47,11 +47,6 @@ def cost_of_answer(
     return cost_of_work(done, estimated=not is_told)
 
 
-def in_line(cost: RequestCost) -> float | None:
-    """The work that a line is charged with, in its unit; None where nothing is known of it."""
-    return cost.work if cost.unit == UsageUnit.IMAGES else cost.amount
-
-
 def budget_tokens(prices: UnitPrices, work: ToldWork | RequestCost) -> int:
     """The tokens that it counts as in a budget.
 

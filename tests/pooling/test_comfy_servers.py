@@ -14,7 +14,7 @@ from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pooling.comfy_servers import ComfyServers
 from hive.settings.comfyui import ComfyuiSection
 from hive.settings.table import Settings
-from tests.runner.comfy_box import ComfyBox
+from tests.runner.comfy_box import ComfyBox, served
 
 MIB = 1 << 20
 RUNS = {"state": ProcessState.SERVING, "run": "1", "pids": [7], "bytes": 20 * MIB, "peak_bytes": 21 * MIB}
@@ -32,12 +32,8 @@ class PlayedHelper:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[ComfyBox]:
-    made = ComfyBox(tmp_path)
-    try:
-        made.start()
+    with served(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 def servers(box: ComfyBox) -> tuple[ComfyServers, PlayedHelper, str]:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,14 @@ def wait_until(is_so: Any, within_s: float = 30) -> None:
     while not is_so():
         assert time.monotonic() < until, "it is not so in time"
         time.sleep(0.02)
+
+
+@contextmanager
+def served(directory: Path, *flags: str) -> Iterator[ComfyBox]:
+    """A stand-in with a runner that serves; both are ended."""
+    made = ComfyBox(directory, *flags)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()

@@ -12,29 +12,21 @@ from typing import Any
 import pytest
 
 from hive.runner.pictures import size_of
-from tests.runner.comfy_box import ComfyBox, wait_until
+from tests.runner.comfy_box import ComfyBox, served, wait_until
 from tests.runner.comfy_workflows import GRAPH, workflow
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[ComfyBox]:
-    made = ComfyBox(tmp_path)
-    try:
-        made.start()
+    with served(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[ComfyBox]:
     """Its steps take half a second."""
-    made = ComfyBox(tmp_path, "--step-s", "0.5")
-    try:
-        made.start()
+    with served(tmp_path, "--step-s", "0.5") as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_a_workflow_is_a_model_that_makes_images(box: ComfyBox) -> None:
