@@ -148,7 +148,7 @@ class Stack:
         """Returns when there is another process than the dead one, and each is connected with the others."""
         until(
             lambda: self.pid_of(name) != dead and self.is_whole(),
-            within_s=60,
+            within_s=self._up_within_s,
             what=f"another {name} than that of pid {dead}\n{self.log[-3000:]}",
         )
 

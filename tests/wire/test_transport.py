@@ -77,14 +77,17 @@ class Noting(asyncio.Protocol):
 
 
 def pair(family: str) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, non-blocking."""
+    """Two connected sockets, non-blocking. TCP buffers are small: else TCP may take megabytes at once."""
     if family == "unix":
         ours, theirs = socket.socketpair()
     else:
         listening = listen_tcp(0, move=False)
-        theirs = socket.create_connection(listening.getsockname())
+        theirs = socket.socket()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        theirs.connect(listening.getsockname())
         listening.setblocking(True)
         ours, _ = listening.accept()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         listening.close()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -352,8 +355,6 @@ async def test_a_callback_that_raises_is_reported_once_and_ends_the_connection(s
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context))
     protocol = Noting(raises=callback)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)  # else TCP may take all of it, and nothing is paused
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     transport = on(ours, protocol)
     theirs.send(b"x")
     transport.write(b"x" * 4 * MIB)
