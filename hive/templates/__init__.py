@@ -1,0 +1,1 @@
+"""Programs of the templates that agents are forked from: they run in the agents' own Python."""
