@@ -42,7 +42,6 @@ def _load(name: str) -> types.ModuleType:
 
 
 kernel, reset, script, warm = _load("kernel"), _load("reset"), _load("script"), _load("warm")
-confine = _load("confine") if os.path.exists(os.path.join(os.path.dirname(__file__), "confine.py")) else None
 
 
 class NotReady(Exception):
@@ -64,6 +63,9 @@ class Line:
         data, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES, DESCRIPTORS_MAX)
         return (json.loads(data), list(fds)) if data else None
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def close(self) -> None:
         self._sock.close()
 
@@ -75,6 +77,7 @@ class ForkServer:
         self.control = control
         self.randoms = reset.UnseededRandoms()
         self.env = dict(os.environ)
+        self.unit_setup: types.ModuleType | None = None
 
     # --- getting ready -----------------------------------------------------------------------------------------------
 
@@ -85,6 +88,10 @@ class ForkServer:
             notes: list[str] = []
             if order["user_namespace"]:
                 self._enter_user_namespace(order["own_network"])
+            if order["places"]:
+                self.unit_setup = _load("unit_setup")
+            if order["filter"] is not None:
+                kernel.load_filter(order["filter"])
             began = time.monotonic()
             self._import(order["imports"], order["warm"])
             sys.stdout.flush()
@@ -153,7 +160,7 @@ class ForkServer:
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1 + _threads_of_openblas():
             raise NotReady(f"its imports started {threads - 1} threads, which a fork does not copy")
-        left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control._sock.fileno()]
+        left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control.fileno()]
         if left:
             raise NotReady(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
 
@@ -184,21 +191,17 @@ class ForkServer:
         except BaseException:
             os._exit(NOT_RELEASED)
         try:
-            self._set_up(order, fds, parent)
-            pidfd = os.pidfd_open(os.getpid())
-            line.say({"pid": os.getpid()}, (pidfd,))
-            os.close(pidfd)
+            self._set_up(order, fds, parent, line)
             heard = line.hear()
             if heard is None or "go" not in heard[0]:
                 os._exit(NOT_RELEASED)
             line.close()
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             reset.reset(order["env"], self.randoms, self.env)
         except BaseException as error:
             _fail(line, error)
         return order
 
-    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int) -> None:
+    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int, line: Line) -> None:
         until = time.monotonic() + PARENT_S
         while os.getppid() == parent:
             if time.monotonic() > until:
@@ -210,10 +213,9 @@ class ForkServer:
         if order["own_network"]:
             kernel.unshare(kernel.CLONE_NEWNET)
             kernel.bring_up_loopback()
-        if order["confine"] is not None:
-            if confine is None:
-                raise OSError("this template cannot confine its children")
-            confine.confine(order["confine"], fds[2:])
+        if order["place"] is not None:
+            assert self.unit_setup is not None, "asked for in the first message"
+            self.unit_setup.own_mounts(order["place"], fds[2:])
         if order["uid"] is not None:
             kernel.become_user(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -227,8 +229,13 @@ class ForkServer:
         except OSError:
             pass  # then `ps` shows the template's
         sys.orig_argv = words  # type: ignore[misc,attr-defined,unused-ignore]
+        os.closerange(3, line.fileno())
+        os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         if order["filter"] is not None:
             kernel.load_filter(order["filter"])
+        pidfd = os.pidfd_open(os.getpid())
+        line.say({"pid": os.getpid()}, (pidfd,))
+        os.close(pidfd)
 
 
 def _fail(line: Line, error: BaseException) -> NoReturn:
