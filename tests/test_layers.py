@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
     "runner": set(),  # programs of other environments: the standard library, their engine and each other
+    "templates": set(),  # of other environments, too: they run in the agents' Python
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
     "endpoints": LEAVES | {"wire", "dialects", "models", "backends.kinds"},
