@@ -27,7 +27,7 @@ class TemplateApi:
         self._services = services
 
     def rows(self) -> list[RouteRow]:
-        one = "/api/templates/{name}"
+        one = "/api/templates/{template}"
         return [
             RouteRow(
                 "GET", "/api/templates", VIEWER, "templates", self.templates, "Templates of agents.", TemplateList
@@ -40,7 +40,7 @@ class TemplateApi:
                 self.template,
                 "One template.",
                 TemplateView,
-                leads_to=LeadsTo(one, {"name": "/name"}),
+                leads_to=LeadsTo(one, {"template": "/name"}),
             ),
             RouteRow(
                 "POST",
@@ -50,7 +50,6 @@ class TemplateApi:
                 self.restart,
                 "Start a template anew, for new agents.",
                 TemplateView,
-                errors=(501, 504),
             ),
         ]
 
@@ -59,11 +58,11 @@ class TemplateApi:
         return as_json(await self._services.templates.all())
 
     async def template(self, request: Request) -> Response:
-        return as_json(await self._services.templates.one(named(request, "name")))
+        return as_json(await self._services.templates.one(named(request, "template")))
 
     async def restart(self, request: Request) -> Response:
         """The agents of the old process stay with it; new ones, and those that are started again, get the new one."""
-        name = named(request, "name")
+        name = named(request, "template")
         view = await self._services.templates.restart(name, actor(request))
-        note(request, template=name, state=view["state"])
+        note(request, state=view["state"])
         return as_json(view)

@@ -109,9 +109,10 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
 def _answer(line: socket.socket, row: TemplateRow, imports: list[str], warm: list[str]) -> dict[str, Any]:
     """Empty where it ended without a word."""
     order = {"imports": imports, "warm": warm, "user_namespace": False, "own_network": False, "pin": row.pin}
+    order |= {"places": False, "filter": None}
     line.settimeout(LIMIT_S)
     try:
-        line.send(json.dumps({"start": {**order, "filter": None}}).encode())
+        line.send(json.dumps({"start": order}).encode())
         data = line.recv(PACKET_BYTES)
         return dict(json.loads(data)) if data else {}
     except TimeoutError:

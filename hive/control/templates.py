@@ -121,7 +121,7 @@ class TemplateDesk:
         return found
 
     async def note_of(self, agent: Agent, *, is_alive: bool) -> str:
-        """Why a living agent is an ordinary program although it names a template; empty where it is not."""
+        """Says why a living agent is an ordinary program although it names a template; empty where it is not."""
         if agent.spec.template is None or not is_alive:
             return ""
         found = await self._look()

@@ -258,8 +258,8 @@ def _where(policy: Policy, key: str) -> str:
 
 
 def why_replaceable(program: str) -> str:
-    """Who else than root may put another program in the place of this one, in words; empty where nobody may, or where
-    it is not there, which is another's error to report."""
+    """Says who else than root may put another program in the place of this one; empty where nobody may, or where it is
+    not there, which is another's error to report."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         for place in (path, os.path.dirname(path)):
             try:

@@ -443,7 +443,7 @@ def test_a_template_maps_its_own_block_and_its_agents_are_of_it_with_a_policy_or
 
 
 def test_a_templates_python_is_roots_where_there_is_a_policy(file: Path, tmp_path: Path) -> None:
-    """Whoever may put another program in its place would run it beside every agent of the template."""
+    """Another program in its place would run beside every agent of the template."""
     venv = tmp_path / "venv"
     venv.mkdir()
     python = venv / "python"
