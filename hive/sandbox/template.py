@@ -24,6 +24,7 @@ from hive.errors import DependencyDown, HiveError, NotSupported, TimedOut, Wrong
 from hive.host.process import Identity, identify
 from hive.link.specs import TemplateSpec
 from hive.sandbox.entering import readable
+from hive.sandbox.template_check import OpenFile, pid_of
 
 log = logging.getLogger("hive.sandbox")
 
@@ -41,7 +42,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a fork server: what it makes of itself.
 
     `user_namespace`: it enters one of its own and waits for `mapped`; `own_network`: with an empty network besides.
-    `places`: its children are given a `ForkOrder.place`. `filter`: as there, for itself, before its first import.
+    `filter`: as in `ForkOrder`, for itself, before its first import.
     """
 
     imports: list[str]
@@ -49,12 +50,12 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     user_namespace: bool = False
     own_network: bool = False
     pin: bool = False
-    places: bool = False
     filter: str | None = None
 
 
 class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A child that is to be made. `run` names it; `argv`: FILE, `-m` or `-c` with what follows; `env`: complete.
+    `limits`: (RLIMIT_…, soft, hard).
 
     `filter`: a seccomp program in base64 (`struct sock_filter`s), loaded last before the child says that it is there.
     `place`: what hive/templates/unit_setup.py does besides, with the descriptors that come with it.
@@ -67,6 +68,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
     gid: int | None = None
     umask: int = 0o77
+    limits: list[tuple[int, int, int]] = []
     own_network: bool = False
     filter: str | None = None
     place: dict[str, Any] | None = None
@@ -123,15 +125,15 @@ class TemplatePlaces(Protocol):
 class WaitingChild:
     """A process that a template made, which waits until it is released; see template_check.py for what is looked at.
 
-    `pidfd` came from the child itself; `pid` is what the kernel says it stands for. `socket_inode`: of its end of the
+    `pidfd` came from the child itself; `pid` is what the kernel says it stands for. `socket`: its end of the
     socket, to be found among its descriptors.
     """
 
-    def __init__(self, main: Identity, pidfd: int, line: socket.socket, socket_inode: int) -> None:
+    def __init__(self, main: Identity, pidfd: int, line: socket.socket, its: OpenFile) -> None:
         self.main = main
         self.pid = main.pid
         self.pidfd = pidfd
-        self.socket_inode = socket_inode
+        self.socket = its
         self._line = line
 
     def __repr__(self) -> str:
@@ -222,11 +224,11 @@ class Template:
         line.setblocking(False)
         try:
             with its:
-                inode = os.fstat(its.fileno()).st_ino
+                end = OpenFile.of_descriptor(its.fileno())
                 socket.send_fds(self._control, [packet], [log_fd, its.fileno(), *fds])
             async with asyncio.timeout(FORK_S):
                 content, descriptors = await _hear(line)
-            return _waiting(content, descriptors, line, inode)
+            return _waiting(content, descriptors, line, end)
         except BaseException as error:
             line.close()
             if isinstance(error, TimeoutError | BlockingIOError):
@@ -270,12 +272,13 @@ def _one_of(heard: tuple[dict[str, Any], list[int]], word: str) -> Any:
     return content[word]
 
 
-def _waiting(content: dict[str, Any], descriptors: list[int], line: socket.socket, inode: int) -> WaitingChild:
+def _waiting(content: dict[str, Any], descriptors: list[int], line: socket.socket, its: OpenFile) -> WaitingChild:
     """Of what a child said only the descriptor counts: the kernel says whom it stands for."""
-    pid = pid_of(descriptors[0]) if len(descriptors) == 1 else 0
-    main = identify(pid) if pid > 0 else None
+    main = None
+    with contextlib.suppress(WrongState):
+        main = identify(pid_of(descriptors[0])) if len(descriptors) == 1 else None
     if main is not None and "failed" not in content:
-        return WaitingChild(main, descriptors[0], line, inode)
+        return WaitingChild(main, descriptors[0], line, its)
     for fd in descriptors:
         os.close(fd)
     if "failed" in content:
@@ -298,21 +301,6 @@ async def _hear(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
         for fd in descriptors:
             os.close(fd)
         raise Distrusted("it says what is no JSON") from error
-
-
-def pid_of(pidfd: int) -> int:
-    """The pid that a pidfd stands for, by the kernel; 0 where it is no pidfd, or of a process that is gone.
-
-    >>> fd = os.pidfd_open(os.getpid())
-    >>> pid_of(fd) == os.getpid(), pid_of(0)
-    (True, 0)
-    >>> os.close(fd)
-    """
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
-            if line.startswith("Pid:"):
-                return max(0, int(line.split()[1]))
-    return 0
 
 
 def has_ended(pidfd: int) -> bool:

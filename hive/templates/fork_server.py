@@ -8,6 +8,8 @@ a socket of its own, and waits again: for `go` it goes on as the script, for any
 from __future__ import annotations
 
 import array
+import base64
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -15,6 +17,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import site
 import socket
@@ -35,13 +38,14 @@ def _load(name: str) -> types.ModuleType:
     """A module of this directory, under no name that an agent's own may have."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_hive_template_{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-kernel, reset, script, warm = _load("kernel"), _load("reset"), _load("script"), _load("warm")
+kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
 
 
 class NotReady(Exception):
@@ -77,7 +81,6 @@ class ForkServer:
         self.control = control
         self.randoms = reset.UnseededRandoms()
         self.env = dict(os.environ)
-        self.unit_setup: types.ModuleType | None = None
 
     # --- getting ready -----------------------------------------------------------------------------------------------
 
@@ -88,10 +91,8 @@ class ForkServer:
             notes: list[str] = []
             if order["user_namespace"]:
                 self._enter_user_namespace(order["own_network"])
-            if order["places"]:
-                self.unit_setup = _load("unit_setup")
             if order["filter"] is not None:
-                kernel.load_filter(order["filter"])
+                unit_setup.load_filter(base64.b64decode(order["filter"]))
             began = time.monotonic()
             self._import(order["imports"], order["warm"])
             sys.stdout.flush()
@@ -214,35 +215,34 @@ class ForkServer:
             kernel.unshare(kernel.CLONE_NEWNET)
             kernel.bring_up_loopback()
         if order["place"] is not None:
-            assert self.unit_setup is not None, "asked for in the first message"
-            self.unit_setup.own_mounts(order["place"], fds[2:])
+            unit_setup.own_mounts(order["place"], fds[2:])
+        for kind, soft, hard in order["limits"]:
+            if resource.getrlimit(kind) != (soft, hard):
+                resource.setrlimit(kind, (soft, hard))
         if order["uid"] is not None:
-            kernel.become_user(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the change of user took it away; exec would give it back
+            unit_setup.become(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
+            unit_setup.drop_rights()
+        unit_setup.forbid_new_privileges()
+        unit_setup.be_dumpable()
         os.umask(order["umask"])
         os.chdir(order["cwd"])
         words = [sys.executable, *order["argv"]]
         entries = [f"{name}={value}" for name, value in order["env"].items()]
-        try:
+        with contextlib.suppress(OSError):  # then `ps` shows the template's
             kernel.show_as([os.fsencode(word) for word in words], [os.fsencode(entry) for entry in entries])
-        except OSError:
-            pass  # then `ps` shows the template's
         sys.orig_argv = words  # type: ignore[misc,attr-defined,unused-ignore]
         os.closerange(3, line.fileno())
         os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         if order["filter"] is not None:
-            kernel.load_filter(order["filter"])
+            unit_setup.load_filter(base64.b64decode(order["filter"]))
         pidfd = os.pidfd_open(os.getpid())
         line.say({"pid": os.getpid()}, (pidfd,))
         os.close(pidfd)
 
 
 def _fail(line: Line, error: BaseException) -> NoReturn:
-    try:
+    with contextlib.suppress(BaseException):
         line.say({"failed": _in_words(error)[:2000]})
-    except BaseException:
-        pass
     os._exit(NOT_RELEASED)
 
 

@@ -21,8 +21,7 @@ def find(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     if not function:
         raise LookupError(f"no such recipe: the recipes are {', '.join(RECIPES)}; a function is named module:function")
-    found = getattr(importlib.import_module(module), function)
-    return found  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
 def _http_of(package: str) -> Any:
@@ -76,8 +75,7 @@ _TOOL = {
 
 def openai() -> None:
     """Chat completions of the `openai` package: an answer, a stream, each with a tool and its result."""
-    import openai as package
-
+    package: Any = importlib.import_module("openai")
     asked = {"role": "user", "content": "1 + 2?"}
     http = _http(_http_of("openai"), _openai_answer)
     with package.OpenAI(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
@@ -85,7 +83,7 @@ def openai() -> None:
             first = client.chat.completions.create(model="m", messages=[asked], tools=[_TOOL], stream=stream)
             for chunk in first if stream else ():
                 chunk.model_dump()
-            called = {"role": "assistant", "content": None, "tool_calls": []}
+            called: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
             result = {"role": "tool", "tool_call_id": "c", "content": "3"}
             second = client.chat.completions.create(model="m", messages=[asked, called, result], stream=stream)
             for chunk in second if stream else ():
@@ -96,8 +94,7 @@ def openai() -> None:
 
 def anthropic() -> None:
     """Messages of the `anthropic` package: an answer and a stream."""
-    import anthropic as package
-
+    package: Any = importlib.import_module("anthropic")
     usage = {"input_tokens": 1, "output_tokens": 1}
     head = {"id": "x", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
 
@@ -105,7 +102,7 @@ def anthropic() -> None:
         text = {"type": "text", "text": "ok"}
         if not json.loads(request.content).get("stream"):
             return http.Response(200, json={**head, "content": [text], "stop_reason": "end_turn", "usage": usage})
-        begun = {**head, "content": [], "stop_reason": None, "usage": usage}
+        begun: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": usage}
         empty = {"type": "text", "text": ""}
         events: list[dict[str, Any]] = [
             {"type": "message_start", "message": begun},
@@ -118,8 +115,8 @@ def anthropic() -> None:
         return _events(http, [(event["type"], event) for event in events])
 
     asked = [{"role": "user", "content": "1 + 2?"}]
-    client = package.Anthropic(api_key=KEY, base_url=URL, max_retries=0, http_client=_http(_http_of("anthropic"), answer))
-    with client:
+    http = _http(_http_of("anthropic"), answer)
+    with package.Anthropic(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
         client.messages.create(model="m", max_tokens=8, messages=asked).model_dump_json()
         with client.messages.stream(model="m", max_tokens=8, messages=asked) as stream:
             stream.get_final_message().model_dump()
@@ -127,18 +124,17 @@ def anthropic() -> None:
 
 def langgraph() -> None:
     """A ReAct agent of `langgraph` with `langchain_openai`: a question, a tool, an answer."""
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-    from langgraph.prebuilt import create_react_agent
+    tools: Any = importlib.import_module("langchain_core.tools")
+    chat: Any = importlib.import_module("langchain_openai")
+    prebuilt: Any = importlib.import_module("langgraph.prebuilt")
 
-    @tool
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
         return a + b
 
     with _http(_http_of("openai"), _openai_answer) as http:
-        model = ChatOpenAI(model="m", api_key=KEY, base_url=URL, max_retries=0, http_client=http)
-        agent = create_react_agent(model, [add])
+        model = chat.ChatOpenAI(model="m", api_key=KEY, base_url=URL, max_retries=0, http_client=http)
+        agent = prebuilt.create_react_agent(model, [tools.tool(add)])
         agent.invoke({"messages": [("user", "1 + 2?")]})
 
 
