@@ -164,8 +164,8 @@ class TemplateDesk:
         return await self._view(name, self._seen)
 
     async def _look(self) -> dict[str, TemplateStat] | None:
-        """As the helper sees them; None where it cannot be asked."""
-        if not self._is_enabled:
+        """As the helper sees them; None where it cannot be asked. It is not asked where no template was ever meant."""
+        if not self._is_enabled or not (self._rows or any(life.agent.spec.template for life in self.roster or ())):
             return {}
         found = await outcome_of(self._helper.templates())
         self._seen = None if isinstance(found, HiveError) else found
