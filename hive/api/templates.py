@@ -50,6 +50,7 @@ class TemplateApi:
                 self.restart,
                 "Start a template anew, for new agents.",
                 TemplateView,
+                errors=(501,),
             ),
         ]
 

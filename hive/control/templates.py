@@ -56,6 +56,7 @@ class TemplateDesk:
         self._has_uids = has_uids
         self._is_enabled = settings.sandbox.enabled
         self._seen: dict[str, TemplateStat] | None = None
+        self._why_unseen = ""
         self._told: dict[str, str] = {}
         """Template → what was told of it last."""
         self.roster: Roster | None = None
@@ -126,11 +127,11 @@ class TemplateDesk:
             return ""
         found = await self._look()
         if found is None:
-            return "the helper cannot be asked"
+            return self._why_unseen
         stat = found.get(agent.spec.template)
         if stat is not None and agent.id in stat.agents:
             return ""
-        return (stat.why if stat is not None else "") or "its log says why"
+        return (stat.why if stat is not None else "") or f"`hive agent logs {agent.name}` says why"
 
     # for people ----------------------------------------------------------------------------------------------------
 
@@ -169,12 +170,13 @@ class TemplateDesk:
             return {}
         found = await outcome_of(self._helper.templates())
         self._seen = None if isinstance(found, HiveError) else found
+        self._why_unseen = found.message if isinstance(found, HiveError) else ""
         return self._seen
 
     async def _view(self, name: str, found: Mapping[str, TemplateStat] | None) -> TemplateView:
         row = self._rows.get(name)
         block = await self._block(name, row.owner) if row is not None and self._has_uids else None
-        stat = TemplateStat(state=UNKNOWN, why="the helper cannot be asked") if found is None else found.get(name)
+        stat = TemplateStat(state=UNKNOWN, why=self._why_unseen) if found is None else found.get(name)
         return template_view(
             name,
             row,

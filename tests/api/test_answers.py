@@ -151,7 +151,7 @@ IN_ORDER = [
     Asked("templates"),
     Asked("template", {"template": "oa"}),
     Asked("template", {"template": "nobody"}, status=404),
-    Asked("restart_template", {"template": "oa"}, status=409),  # no agent has asked for it
+    Asked("restart_template", {"template": "oa"}, status=501),  # this helper runs none
     Asked("restart_template", {"template": "nobody"}, status=404),
     Asked("create", body={**SPEC, "name": "forked", "template": "nobody"}, status=400),
     Asked("create", body={**SPEC, "name": "forked", "template": "oa"}, status=403),  # another tenant's
