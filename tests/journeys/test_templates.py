@@ -45,7 +45,7 @@ NO_NETWORK = ["--no-network"] if os.geteuid() == 0 else []
 
 
 def why_not() -> str:
-    """Why the system's Python cannot use the packages of this one."""
+    """Say why the system's Python cannot use the packages of this one."""
     told = subprocess.run([PYTHON, "-V"], capture_output=True, text=True, check=False).stdout
     here = sysconfig.get_python_version()
     return "" if f" {here}." in told else f"{PYTHON} is {told.strip()}, the packages here are for {here}"
@@ -98,7 +98,7 @@ owner = acme
 
 
 def command(hive: Stack, *words: str, code: int = 0, cwd: Path | None = None) -> str:
-    """What a `hive` command prints, on either output; it ends with `code`."""
+    """Run a `hive` command; what it prints on either output. It ends with `code`."""
     line = [sys.executable, "-m", "hive", *words[:2], "--state-dir", str(hive.state), *words[2:]]
     ran = subprocess.run(line, capture_output=True, text=True, check=False, cwd=cwd or hive.programs, timeout=180)
     assert ran.returncode == code, (ran.stdout, ran.stderr)
