@@ -131,7 +131,10 @@ class TemplateChild:
         return self._printed.decode(errors="replace").strip().rpartition("\n")[2]
 
     async def kill(self) -> bool:
-        """The fork server alone: its children are no part of it any more."""
+        """A child that was not released is of it yet; those that were have gone to groups of their own."""
+        if self._leaf is not None:
+            with contextlib.suppress(OSError):
+                self._leaf.kill()
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.ended_fd, signal.SIGKILL)
         await wait_until_over(lambda: has_ended(self.ended_fd), KILL_S)
