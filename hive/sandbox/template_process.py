@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -80,6 +81,9 @@ class ProcessTemplates:
                 )
             finally:
                 os.close(its)
+            if spec.pin:
+                with contextlib.suppress(OSError):  # without the right to it the template says that it is not pinned
+                    resource.prlimit(child.pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
             made.pop_all()
         return TemplateChild(spec, child, leaf, fence, out)
 

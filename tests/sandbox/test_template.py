@@ -241,6 +241,20 @@ async def test_a_template_that_failed_is_tried_again_only_at_a_restart_or_with_a
     assert not one.is_alive()
 
 
+async def test_a_pinned_template_stays_in_memory_or_says_that_it_may_not(
+    processes: ProcessRuntime, paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its children are not pinned, and have the limits of any agent."""
+    running = await started(processes, template_spec(paths, A, ["-c", WAITS], template=template(paths, pin=True)))
+    of_template, of_child = (
+        int(re.findall(r"VmLck:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+        for pid in (pid_of_template(running), running.run.main.pid)
+    )
+    assert of_template > 1000 or "its memory is not pinned" in caplog.text
+    assert of_child == 0
+    await killed(running)
+
+
 async def test_a_changed_package_makes_it_stale(processes: ProcessRuntime, paths: Paths) -> None:
     packages = paths.state / "site-packages"
     (packages / "thing-1.dist-info").mkdir(parents=True)
