@@ -21,6 +21,8 @@ from hive.adapters.record import GGUF, SAFETENSORS, UNSIGNED, AdapterFile, Adapt
 from tests.journeys.stack import Stack, until
 
 MAKE = Path(__file__).parents[1] / "tools" / "make_adapters.py"
+SLOWER_S = 0.1
+"""Pause of each asker between two questions, once half of them were asked."""
 QUESTIONS = ("Hello, how are you today?", "What is the capital of France?", "1 2 3", "zz %% ??")
 WORDS = 3
 """Tokens that are asked for: each is the adapter's word."""
@@ -203,7 +205,7 @@ class Versions:
 @contextmanager
 def asking(askers: Sequence[WordAsker], names: Sequence[str], *, at_least: int) -> Iterator[Callable[[], list[Answer]]]:
     """Asks for these names in turn, in a thread for each asker, as long as the block lasts and `at_least` so many times
-    in all; then the answers are there."""
+    in all; then the answers are there. Beyond half of that it asks less often, to leave the cores to what is loaded."""
     answers: list[Answer] = []
     is_over = threading.Event()
 
@@ -214,6 +216,8 @@ def asking(askers: Sequence[WordAsker], names: Sequence[str], *, at_least: int) 
                 asker.ask(names[turn % len(names)], QUESTIONS[turn % len(QUESTIONS)], stream=bool(turn % 3 == 0))
             )
             turn += 1
+            if len(answers) > at_least / 2 and not is_over.is_set():
+                is_over.wait(SLOWER_S)
 
     with ThreadPoolExecutor(len(askers)) as pool:
         going: list[Future[None]] = [pool.submit(work, asker, number) for number, asker in enumerate(askers)]

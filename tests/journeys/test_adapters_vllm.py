@@ -77,6 +77,10 @@ def at_server(server: VllmServer) -> set[str]:
     return {one["id"] for one in listed if one["parent"]}
 
 
+def knows(hive: Stack, model: str) -> bool:
+    return model in {one["name"] for one in hive.get("/api/models")["models"]}
+
+
 def servers_of(hive: Stack) -> list[int]:
     """Pids of the vLLM of its pool."""
     runtime, found = hive.health()["runtime_dir"], list[int]()
@@ -93,7 +97,7 @@ def test_an_adapter_is_loaded_while_it_serves_and_answers_to_its_name(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path, vllm_server: VllmServer
 ) -> None:
     made = adapter(model, tmp_path, 1)
-    until(lambda: MODEL in {one["name"] for one in hive.get("/api/models")["models"]}, within_s=60, what="it is known")
+    until(lambda: knows(hive, MODEL), within_s=60, what="it is known")
     pulled = ended(hive, hive.post("/api/adapters", {"path": made.path.name, "base": MODEL, "name": "red"}))
     assert pulled["state"] == "done", pulled
     assert alice.ask("red").status == 404
@@ -217,6 +221,7 @@ def test_a_vllm_in_use_that_is_started_anew_is_never_asked_before_it_has_its_ada
         hive = second.enter_context(stack(url=server.url, config=config))
         hive.create("alice", "idler.py")
         alice = second.enter_context(closing(WordAsker(hive, "alice")))
+        until(lambda: knows(hive, MODEL), within_s=60, what="it is known")
         assert load(hive, "red", install(hive, made, "red", MODEL))["state"] == "done"
         assert alice.ask("red").text.split() == [made.word] * 3
         first.close()
@@ -226,6 +231,7 @@ def test_a_vllm_in_use_that_is_started_anew_is_never_asked_before_it_has_its_ada
             while not is_over.is_set():
                 answer = alice.ask("red")
                 statuses.add(answer.status if answer.status != 200 else answer.text)
+                is_over.wait(0.02)
 
         asking = threading.Thread(target=ask)
         asking.start()
