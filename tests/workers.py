@@ -102,17 +102,17 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
 def worker_count(words: Sequence[str], cores: int, memory_gib: float = 16.0) -> int:
     """The number of processes that run what a command line asks for; 0: the one that was started.
 
-    Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing. Two
-    more than there are cores, as the tests wait more than they work (with one more, two cores had nothing to do for
-    30 % of a run); each with what it starts has 2 GiB.
+    Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing.
+    Three more than there are cores, as the tests wait more than they work (with one more, two cores had nothing to do
+    for 30 % of a run that still had the real engines, which work more); each with what it starts has 2 GiB.
 
     >>> worker_count([], cores=2), worker_count(["-q", "tests/cli"], cores=2)
-    (4, 4)
+    (5, 5)
     >>> worker_count(["tests/cli/test_top.py"], cores=2), worker_count(["-m", "chaos"], cores=2)
     (0, 0)
     """
     chosen = any(word.startswith(CHOOSING) or re.search(r"^[^-].*\.py(::|$)", word) for word in words)
-    count = min(cores + 2, int(memory_gib // 2))
+    count = min(cores + 3, int(memory_gib // 2))
     return 0 if chosen or count < 2 else count
 
 
