@@ -1363,9 +1363,7 @@ class Exchange:
         line, self._line = self._line, None
         work = None
         if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
-            done = in_line(self._cost)
-            cost = None if done is None else line.tokens_of(done)
-            work = None if self._cost.estimated else done
+            cost, work = runner_work.charge_of(self._cost, line, at_server_s=now - self.sent_at)
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)

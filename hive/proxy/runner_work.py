@@ -7,7 +7,7 @@ from hive.budgets import UnitPrices
 from hive.domain import UNIT_OF_CATEGORY, UsageUnit
 from hive.endpoints.endpoints import Endpoint
 from hive.metering.cost import RequestCost
-from hive.metering.runner_answers import ToldWork, cost_of_work, through
+from hive.metering.runner_answers import ToldWork, cost_of_work, in_line, through
 from hive.proxy.registry import Queue
 
 
@@ -45,6 +45,21 @@ def cost_of_answer(
         done = through(done, at_server_s=at_server_s, per_s=rate.per_s if rate.is_measured else None)
         is_told = False
     return cost_of_work(done, estimated=not is_told)
+
+
+def charge_of(cost: RequestCost, line: Queue, *, at_server_s: float) -> tuple[float | None, float | None]:
+    """(tokens that it is charged in its line, the work by which the line learns its server's rate), None for what is
+    not known.
+
+    What the server told counts; without that, the time for which it was there, be it refused, cut or not whole: else
+    whoever asks for what is refused late, or leaves at once, would have the server for nothing.
+    """
+    done = in_line(cost)
+    if done is None:
+        return None, None
+    if not done or cost.estimated:
+        return at_server_s * line.tokens_per_s, None
+    return line.tokens_of(done), done
 
 
 def budget_tokens(prices: UnitPrices, work: ToldWork | RequestCost) -> int:
