@@ -469,11 +469,12 @@ class Exchange:
         """From here on its text fields are its body."""
         try:
             text = upload.end(self)
-            self._4_not_too_much(request, len(text))
         except HiveError as error:
             self._refusal = error
-        else:
-            request.body = [text]
+            return
+        request.body = [text]
+        if not self._held.take(len(text)):
+            self._refusal = no_room_for_bodies()
 
     def on_body_displaced(self) -> None:
         """Ends with a refusal while its body is coming in, as its room went to another agent."""
