@@ -32,9 +32,8 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
-from hive.metering.runner_answers import ToldWork, in_line
 from hive.pool.ladder import StepCause
-from hive.proxy import background_answers, kept_answers, own_answers, runner_work
+from hive.proxy import background_answers, kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
@@ -66,6 +65,7 @@ from hive.proxy.refusals import (
     upload_displaced,
 )
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue
+from hive.proxy.runner_work import RunnerWork, budget_tokens
 from hive.proxy.slot import Slot
 from hive.proxy.stopping import STATE as CANCELLING
 from hive.proxy.stopping import Stopping
@@ -143,6 +143,7 @@ class Exchange:
         "_told_model",
         "_upload",
         "_upstream",
+        "_work",
         "asked",
         "begun_at",
         "deadline",
@@ -206,6 +207,8 @@ class Exchange:
         self._cost = UNKNOWN
         self._upload: FormUpload | None = None
         """Its form with a file, of an endpoint that takes one."""
+        self._work: RunnerWork | None = None
+        """Its work at a runner, from step 5; None where tokens are what it costs."""
         self._place: SlotPlace | None = None
         """Its slot of a llama-server, where Hive names that."""
         self._climb: Climb | None = None
@@ -564,6 +567,9 @@ class Exchange:
         if self._storage is not None:
             asked = self._storage.shown_in(asked)
         decided, self.asked = prepared.decided, asked
+        if decided.endpoint.meter is _RUNNER:
+            file_bytes = 0 if self._upload is None else self._upload.size
+            self._work = RunnerWork(decided.endpoint, asked, file_bytes, self._slot.line)
         if decided.heartbeat_s and asked.stream and decided.endpoint.needs_place and prepared.request.chunks:
             self._beat_at = time.monotonic() + decided.heartbeat_s
         if self._answer is not None:
@@ -672,9 +678,9 @@ class Exchange:
         if gate.is_cold and (in_vain := self.why_in_vain(now)) is not None:
             self.refuse(in_vain)
             return
-        tokens = self._expected(prepared)
-        if decided.budgets and not self._is_within_budget(prepared, slot, tokens):
+        if decided.budgets and not self._is_within_budget(prepared, slot):
             return
+        tokens = self._expected(prepared)
         if not self._had_turn:
             verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         else:
@@ -697,7 +703,7 @@ class Exchange:
         if gate.is_cold:
             self._path.on_demand(slot)
 
-    def _is_within_budget(self, prepared: Prepared, slot: Slot, tokens: float) -> bool:
+    def _is_within_budget(self, prepared: Prepared, slot: Slot) -> bool:
         """Counts its expected cost against the budgets of its agent and tenant, from now until it ends. A step to
         another server asks anew. False: it is refused."""
         is_far = self._is_far(slot)
@@ -706,9 +712,8 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
-        if prepared.decided.endpoint.meter is _RUNNER:
-            prices = self._path.settings.budget.prices  # its own, that no server's speed changes
-            tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
+        work, settings = self._work, self._path.settings
+        tokens = self._expected(prepared) if work is None else budget_tokens(settings.budget.prices, work.expected)
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -720,13 +725,9 @@ class Exchange:
     def _expected(self, prepared: Prepared) -> float:
         """Tokens that it will probably cost, or that its work counts as in the line of its server."""
         asked = self.asked
-        if prepared.decided.endpoint.meter is _RUNNER:
-            return self._slot.line.tokens_of(in_line(self._expected_work(prepared)) or 0.0)
+        if self._work is not None:
+            return self._work.expected_tokens
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
-
-    def _expected_work(self, prepared: Prepared) -> ToldWork:
-        file_bytes = 0 if self._upload is None else self._upload.size
-        return runner_work.expected_work(prepared.decided.endpoint, self.asked, file_bytes, self._slot.line)
 
     def _is_far(self, slot: Slot) -> bool:
         """Whether it leaves the box if it goes to this slot."""
@@ -827,7 +828,7 @@ class Exchange:
         if slot.may_leave and not self._may_leave(prepared, slot, at_once=True):
             return
         has_moved = self._hold is not None and self._hold.is_far != self._is_far(slot)  # its server, meanwhile
-        if has_moved and not self._is_within_budget(prepared, slot, self._expected(prepared)):
+        if has_moved and not self._is_within_budget(prepared, slot):
             return
         self.sent_at = now
         if slot.name:
@@ -1158,8 +1159,8 @@ class Exchange:
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        if endpoint.meter is _RUNNER:
-            cost = self._cost_of_work(prepared, now, cut=cut)
+        if self._work is not None:
+            cost = self._cost_of_work(self._work, decided, now, cut=cut)
         else:
             cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self.begun_at if self._first_at is not None else None
@@ -1216,26 +1217,18 @@ class Exchange:
             then,
         )
         if hold is not None:
-            is_runners = endpoint.meter is _RUNNER
-            prices = path.settings.budget.prices
-            tokens = runner_work.budget_tokens(prices, cost) if is_runners else int(cost.total or 0)
-            hold.spend(number, tokens, ended_at)
+            is_text, budget = self._work is None, path.settings.budget
+            hold.spend(number, int(cost.total or 0) if is_text else budget_tokens(budget.prices, cost), ended_at)
         return True
 
-    def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
-        """The cost at a runner; what it told is learnt of."""
-        answer, line = self._answer, self._slot.line
+    def _cost_of_work(self, work: RunnerWork, decided: Decided, now: float, *, cut: bool) -> RequestCost:
         if self._cost is NOTHING or not self.is_sent:
             return NOTHING
+        answer = self._answer
         told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
-        expected = self._expected_work(prepared)
-        at_server_s = now - self.sent_at
-        cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
-        work = in_line(cost)
-        if work and not cost.estimated:
-            line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
+        cost = work.cost(told, status=status, cut=cut, at_server_s=now - self.sent_at)
         if cost.amount:
-            self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
+            self._path.metrics.worked(decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
         return cost
 
     # every exit ---------------------------------------------------------------------------------------------------
@@ -1297,7 +1290,7 @@ class Exchange:
             self._leave_line(prepared, time.monotonic(), self._cost.total)
         if self._slot.suspects.one is not None:
             self._slot.suspects.let_go(self)
-        self._backend, self.asked, self._cost = None, None, UNKNOWN
+        self._backend, self.asked, self._work, self._cost = None, None, None, UNKNOWN
         self.queued_at = self.sent_at = 0.0
         self._first_at = None
         self.deadline = self._limit_at = self._beat_at = NEVER
@@ -1363,8 +1356,8 @@ class Exchange:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
         work = None
-        if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
-            cost, work = runner_work.charge_of(self._cost, line, at_server_s=now - self.sent_at)
+        if cost is None and self._work is not None:
+            cost, work = self._work.charge(self._cost, at_server_s=now - self.sent_at)
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)
