@@ -67,7 +67,6 @@ from hive.proxy.refusals import (
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue
 from hive.proxy.runner_work import RunnerWork, budget_tokens
 from hive.proxy.slot import Slot
-from hive.proxy.stopping import STATE as CANCELLING
 from hive.proxy.stopping import Stopping
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
@@ -226,8 +225,6 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
-        if self.left and self._line is not None:
-            return CANCELLING
         if self._relayed is not None:
             return "streaming"
         if not self.queued_at:
@@ -981,26 +978,33 @@ class Exchange:
         self._open_answer(prepared)
         if not self.generation or self._held.size > KEPT_BODY_MAX:
             prepared.request.body = []  # a slot of the pool may have lost its server: then it is read for the next one
-        line, asked, way, slot = prepared.decided.endpoint.request_line, self.asked, connection.way, self._slot
+        line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
         line = way.line(line) if way.prefix else line
-        if self._upload is not None and asked is not None:
-            connection.send_file(self._upload.body(line, way, b"".join(asked.upstream)), self, reused=reused)
-            return
         if asked is None:
             connection.send(way.bare % line, self, reused=reused)
+            return
+        if self._work is not None:
+            self._send_to_runner(asked, line, connection, reused=reused)
             return
         size, pieces = asked.size, asked.upstream
         if self._place is not None:
             size, pieces = self._place.named_in(pieces, size)
         head = way.full % (line, size)
-        if slot.stops_late:  # a runner names the request as Hive does
-            head = b"%bx-request-id: %b\r\n\r\n" % (head[:-2], self.request_id.encode())
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
         else:
             connection.send(head, self, reused=reused, more=pieces)
+
+    def _send_to_runner(self, asked: body.Asked, line: bytes, connection: UpstreamConnection, *, reused: bool) -> None:
+        """Sends a form with its file, or what is asked for under the id that the request has here."""
+        text, way = b"".join(asked.upstream), connection.way
+        if self._upload is not None:
+            connection.send_file(self._upload.body(line, way, text), self, reused=reused)
+            return
+        named = b"x-request-id: %b\r\n\r\n" % self.request_id.encode()
+        connection.send((way.full % (line, len(text)))[:-2] + named + text, self, reused=reused)
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
@@ -1317,15 +1321,16 @@ class Exchange:
         self.left = True
         self.prepared = self._answer = None
         path.deadlines.discard(self)
-        keeps_place = self._upstream is not None and self._stop(self._upstream, prepared)
-        self._upstream = None
+        if self._upstream is not None:
+            self._stop(self._upstream, prepared)
+            self._upstream = None
         if self._upload is not None:
             self._upload.close(self)
         self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._line is not None and prepared is not None and not keeps_place:
+        if self._line is not None and prepared is not None:
             self._leave_line(prepared, now, self._cost.total)
         if self._hold is not None:
             self._hold.release()
@@ -1337,20 +1342,22 @@ class Exchange:
             gate.end(now)
             path.on_activity(gate.agent)
 
-    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> bool:
-        """Gives the answer up. True at a server that stops late: it keeps its place until that has stopped."""
-        if self._line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
+    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> None:
+        """Gives the answer up. A server that stops late keeps it in its place until it has stopped."""
+        line = self._line
+        if line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
             connection.cancel()
-            return False
+            return
         path, stopping = self._path, self._path.registry.stopping
 
         def leave(one: Stopping, now: float) -> None:
             del stopping[one]
+            self._line = line
             self._leave_line(prepared, now, self._cost.total)
 
+        self._line = None
         within_s = path.settings.proxy.between_bytes_s
         stopping[Stopping(self, prepared, connection, path.deadlines, leave, within_s=within_s)] = None
-        return True
 
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
