@@ -181,6 +181,7 @@ async def test_a_template_has_no_secret_and_no_home_of_hives(
 SPECS = {
     "a program": ({"command": ["/bin/echo", "ran"]}, {}, "a template runs FILE.py"),
     "a flag": ({"command": ["python", "-O", "-c", "print('ran')"]}, {}, "a template runs FILE.py"),
+    "much": ({"env": {"MUCH": "x" * 70_000}}, {}, "longer than 65536 bytes"),
     "hash seed": ({"env": {"PYTHONHASHSEED": "1"}}, {}, "PYTHONHASHSEED is read only when an interpreter starts"),
     "no such package": ({}, {"imports": ["no_such_package"]}, "import no_such_package failed"),
     "no such recipe": ({}, {"warm": ["nope"]}, "warm nope failed: LookupError: no such recipe"),
