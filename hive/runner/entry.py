@@ -142,7 +142,9 @@ def main(words: Sequence[str]) -> int:
 def lacking(kind: str, error: ModuleNotFoundError) -> str:
     """The words for an environment that does not have the engine. Hive is in no registry: a package of its name there
     is somebody else's."""
-    return f"hive-runner {kind} lacks {error.name}: pip install '.[{kind}]' in a clone of Hive, with its environment's pip"
+    return (
+        f"hive-runner {kind} lacks {error.name}: pip install '.[{kind}]' in a clone of Hive, with its environment's pip"
+    )
 
 
 def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | None = None) -> int:

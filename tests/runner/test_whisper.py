@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
