@@ -29,9 +29,11 @@ def cost_of_answer(
 ) -> RequestCost:
     """The cost of a request that was sent, `status` being its server's answer, 0 without one.
 
-    What the server told counts, else what was expected; of a request that was cut or failed there, as much as the
-    server does of it in that time. One that the server refused has cost nothing.
+    What the server told counts, also beside an error; else what was expected, of a request that was cut or failed there
+    as much as the server does of it in that time. One that the server refused has cost nothing.
     """
+    if status >= 500 and told is not None and told.unit is expected.unit:
+        return cost_of_work(told)
     if 400 <= status < 500:
         return cost_of_work(ToldWork(expected.unit, 0.0, 0.0 if expected.unit is UsageUnit.IMAGES else None))
     if told is None or told.unit is not expected.unit:
