@@ -154,7 +154,7 @@ def test_what_it_cannot_make_is_refused_before_any_work(client: httpx.Client, mo
 
 
 def test_nothing_of_a_prompt_is_in_the_runners_log(runner: DiffusersRunner, client: httpx.Client) -> None:
-    """diffusers quotes in a warning what a prompt has beyond the 77 tokens that CLIP reads: the log is an operator's."""
+    """diffusers warns with what a prompt has beyond the 77 tokens of CLIP, and an operator reads the log."""
     assert len(images(client.post(IMAGES, json=BEE | {"prompt": "a secretword and more " * 100}))) == 1
     assert "secretword" not in runner.log.read_text()
 
