@@ -14,7 +14,8 @@ from tests.journeys.stack import Stack, stack, until
 from tests.whisper import SPOKEN, word_error_rate
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
-MOST_WRONG = 0.3
+MOST_WRONG = 0.5
+"""Of the words: the smallest model, two speeches in one."""
 
 
 @pytest.fixture
@@ -90,11 +91,17 @@ def test_an_operators_pause_waits_for_the_text_and_takes_none_away(hive: Stack) 
 
 
 def test_an_agent_sleeps_and_wakes_between_two_sounds(hive: Stack) -> None:
-    """Its own timer asks again while the model is loaded: nothing is left of the sleep between."""
+    """It is resumed as often as it falls asleep before its time to ask has come; the second sound is heard whole."""
     create(hive, "6")
     until(lambda: len(answers(hive)) >= 1, within_s=120, what="the first text")
-    until(lambda: view(hive)["status"] == "paused", within_s=60, what="it sleeps between two")
-    hive.post("/api/agents/alice/resume")
-    until(lambda: len(answers(hive)) >= 2, within_s=120, what="the second text")
+    slept: list[str] = []
+
+    def has_two() -> bool:
+        if view(hive)["status"] == "paused":
+            slept.append(hive.post("/api/agents/alice/resume")["status"])
+        return len(answers(hive)) >= 2
+
+    until(has_two, within_s=120, what="the second text")
+    assert slept
     for answer in answers(hive)[:2]:
         check_heard(answer)
