@@ -137,6 +137,42 @@ class ProxyStats(LinkMessage, tag="Stats", frozen=True, kw_only=True):
     agents: dict[str, Stat]
 
 
+class AskTemplates(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Templates`: those that this helper has started or tried to."""
+
+
+class TemplateStat(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """One template as the helper sees it.
+
+    `state`: `starting`, `ready`, `failed`, `ended`. `why`: a sentence where its agents are ordinary programs, else
+    empty. `since`: Unix seconds of its start. `agents`: ids of the running agents forked from it or from an older
+    process of the same name; `older`: those of an older one. `held_bytes`: RAM charged to it, or its PSS;
+    `shared_bytes`: of that, what its agents share. `packages_at`: Unix seconds of the youngest change among its
+    packages when it started; `is_stale`: whether a package changed since.
+    """
+
+    state: str
+    pid: int | None = None
+    why: str = ""
+    since: float = 0.0
+    agents: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
+    held_bytes: int = 0
+    shared_bytes: int = 0
+    packages_at: float = 0.0
+    is_stale: bool = False
+
+
+class Templates(LinkMessage, tag=True, frozen=True, kw_only=True):
+    templates: dict[str, TemplateStat]
+
+
+class RestartTemplate(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. A new process for new agents; the old one's agents stay. Answer: `Templates` with this one alone."""
+
+    name: str
+
+
 class BackendStart(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Start the service of this kind of inference server, one of three; those that conflict with it stop first.
 
