@@ -31,7 +31,7 @@ class ModelUse(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What it was asked for, in the units of its work.
+        """Words for its use, in the units of its work.
 
         >>> ModelUse("ear", 2, 0, 0, audio_s=88.8).said, ModelUse("eye", 1, 0, 0, images=2).said
         ('audio 1m28s', '2 images')

@@ -62,7 +62,7 @@ def used(hive: Stack, tenant: str) -> int:
 
 
 def refusal_after(ask: Any, most: int) -> tuple[int, openai.RateLimitError]:
-    """How often it was answered until the budget was spent, and the refusal."""
+    """Asks until the budget is spent. Returns how often it was answered, and the refusal."""
     for number in range(most):
         try:
             ask()
