@@ -57,6 +57,11 @@ def parse_meminfo(text: str) -> MemInfo:
     return MemInfo(total, None if available is None else available + _left_in_ram(found), swap_total, swap_free)
 
 
+def read_swap_cached() -> int:
+    """Bytes of the host's RAM that have a copy in swap (`SwapCached`); 0 where the kernel does not say."""
+    return _kib_fields(_read("/proc/meminfo"), {"SwapCached"}).get("SwapCached", 0)
+
+
 def _left_in_ram(found: dict[str, int]) -> int:
     """Bytes that were written to swap and that no process has mapped any more: the kernel drops them when asked for
     memory, and does not count them as available (seen with Linux 6.1: all of what was paged out to a disk).

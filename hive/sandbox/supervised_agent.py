@@ -22,6 +22,7 @@ from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.specs import SandboxSpec
+from hive.sandbox.agent_memory import AgentMemory
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.entering import Enterable, EnteredProgram, command_inside
 from hive.sandbox.executions import Executions, Handed
@@ -85,6 +86,7 @@ class SupervisedAgent:
         self._dialler = Dialler()
         self._executions = Executions(lambda: self._name)
         self._running: RunningAgent | None = None
+        self._memory: AgentMemory | None = None
         self._is_unknown = False
         self._exited = asyncio.Event()
         self._report: asyncio.Future[int] = self._loop.create_future()
@@ -224,7 +226,7 @@ class SupervisedAgent:
             return Started(pid=running.run.main.pid, address=running.address)
 
     def _take(self, running: RunningAgent) -> None:
-        self._running = running
+        self._running, self._memory = running, AgentMemory(running)
         self._exited.clear()
         self._report = self._loop.create_future()
         self._loop.add_reader(running.ended_fd, self._main_ended, running)
@@ -317,7 +319,7 @@ class SupervisedAgent:
         if exit_code is None:
             with contextlib.suppress(TimeoutError):
                 exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
-        self._running = None
+        self._running = self._memory = None
         self._asleep = False
         self._listeners.drop_inner(self.agent)
         record = self.record
@@ -388,6 +390,8 @@ class SupervisedAgent:
 
         async with self._paging:
             paged = None if is_over() else await running.page_out(give_up=is_over)
+            if paged is not None and self._memory is not None:
+                paged = await self._memory.after_page_out(paged, thaws)
         if paged is None or is_over():
             raise WrongState("woken, stopped or ended while its memory was paged out")
         return paged
@@ -521,7 +525,17 @@ class SupervisedAgent:
             return (
                 Stat(state="gone") if record is None else Stat(state="gone", exit_code=record.exit_code, why=record.why)
             )
-        return self._running.stat(snapshot)
+        found = self._running.stat(snapshot)
+        return found if self._memory is None else self._memory.told(found)
+
+    def pss_age_s(self) -> float:
+        """Age of its PSS, where that is what a list shows of it and it may be wrong by now; else 0."""
+        return 0.0 if self._memory is None else self._memory.age_s(self._thaws if self._asleep else None)
+
+    async def measure_pss(self) -> None:
+        """Walks all of its memory, off the loop."""
+        if self._memory is not None:
+            await self._memory.measure(self._thaws if self._asleep else None)
 
     def trim_log(self) -> None:
         """Cuts its log back where that is too long; once in a sleep, in which it writes nothing. Raises OSError."""
@@ -590,4 +604,4 @@ class SupervisedAgent:
         if self._running is not None:
             self._loop.remove_reader(self._running.ended_fd)
             self._running.close()
-            self._running = None
+            self._running = self._memory = None

@@ -295,11 +295,11 @@ def said(loop: VirtualLoop, sleeper: Sleeper, life: AgentLifecycle, stat: Stat |
 def test_the_sentence_says_what_the_agent_costs_now(loop: VirtualLoop, world: ManyWorld) -> None:
     sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
     life = loop.do(world.add, "bob")
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=5)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=5)
     assert said(loop, sleeper, life, stat) == "awake: 300 s until idle; costs 120 MiB of RAM"
     assert said(loop, sleeper, life, None) == "awake: 300 s until idle"
     deep = loop.do(world.sleeper, "deep")
-    stat = Stat(state="frozen", rss_bytes=30 * MIB, swap_bytes=270 * MIB)
+    stat = Stat(state="frozen", held_bytes=30 * MIB, swap_bytes=270 * MIB)
     assert said(loop, sleeper, deep, stat).endswith("; costs 30 MiB of RAM, 270 MiB of swap")
 
 
@@ -309,7 +309,7 @@ def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: Vi
     loop.spend(25)
     loop.run_until_complete(outcome_of(sleeper.check()))
     loop.spend(2)
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
 
 
@@ -322,7 +322,7 @@ def test_how_much_it_computed_long_ago_is_not_what_it_costs_now(loop: VirtualLoo
         loop.spend(1)
         world.helper.held[life.agent.id].cpu_us = cpu_us
         loop.run_until_complete(outcome_of(sleeper.check()))
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 50.0 % of a core")
     loop.spend(1000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM")

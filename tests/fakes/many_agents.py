@@ -105,9 +105,9 @@ class Host:
         if held is None:
             return Stat(state="gone")
         swap = held.holds - held.resident
-        return Stat(state=held.state, pid=1, cpu_us=held.cpu_us, rss_bytes=held.resident, swap_bytes=swap)
+        return Stat(state=held.state, pid=1, cpu_us=held.cpu_us, held_bytes=held.resident, swap_bytes=swap)
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         self.log.append(("stat", str(len(agents))))
         return {agent: self.truth(agent) for agent in agents or self.held}
 
