@@ -98,12 +98,14 @@ class PageOut(LinkMessage, tag=True, frozen=True, kw_only=True):
 
 class PagedOut(LinkMessage, tag=True, frozen=True, kw_only=True):
     """`kept_bytes`: RAM it holds still, the swap cache counted, as `Stat.held_bytes` would say; `swap_bytes`: what of
-    its memory is in swap now. `how`: `madvise` or `reclaim`."""
+    its memory is in swap now. `how`: `madvise` or `reclaim`.
+    `working_set_bytes`: what it used of its memory between the last two sleeps; None where that is not known."""
 
     took_ms: float
     kept_bytes: int
     swap_bytes: int
     how: str
+    working_set_bytes: int | None = None
 
 
 class AskStat(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from hive.host.charge import Charge, Pss, read_charge, read_pss
 from hive.link.helper import PagedOut, Stat
 from hive.sandbox.runtime import Measurable, RunningAgent
+from hive.sandbox.working_set import WorkingSet
 
 FRESH_S = 10.0
 """A PSS as old as that is measured anew where somebody looks; one of a sleeper stays true as long as it sleeps."""
@@ -20,8 +22,10 @@ CHARGE, PSS = "charge", "pss"
 class AgentMemory:
     """Belongs to one start of an agent. A walk of all its memory is made off the loop, and seldom."""
 
-    def __init__(self, running: RunningAgent) -> None:
+    def __init__(self, running: RunningAgent | None) -> None:
+        """None: of one that does not run."""
         self._measured = running if isinstance(running, Measurable) else None
+        self._working_set = None if self._measured is None else WorkingSet(self._measured.pids)
         self._pss: Pss | None = None
         self._pss_at = 0.0
         self._of_sleep: int | None = None
@@ -66,8 +70,28 @@ class AgentMemory:
             return told
         return msgspec.structs.replace(told, held_bytes=pss.held_bytes, held_from=PSS, held_at=self._pss_at)
 
-    async def after_page_out(self, paged: PagedOut, sleep: int) -> PagedOut:
-        """`paged` with what is left in RAM by the group's charge, where there is one; its PSS is taken besides."""
+    def wakes(self, sleep: int) -> None:
+        """It was told to go on, from `sleep`: its working set is read beside it, where that helps."""
+        if self._working_set is not None:
+            self._working_set.prefetch(sleep)
+
+    def rests(self) -> None:
+        """It falls asleep, or has ended."""
+        if self._working_set is not None:
+            self._working_set.halt()
+
+    async def page_out(self, page_out: Callable[[], Awaitable[PagedOut]], sleep: int) -> PagedOut:
+        """Notes what it used since it woke, then has it paged out. Raises what that does.
+
+        The answer has what is left in RAM by its group's charge, where there is one; its PSS is taken besides.
+        """
+        if self._working_set is not None:
+            await self._working_set.record(sleep)
+        paged = await page_out()
         await self.measure(sleep)
-        charge = self.charge()
-        return paged if charge is None else msgspec.structs.replace(paged, kept_bytes=charge.held_bytes)
+        charge, used = self.charge(), None
+        if self._working_set is not None:
+            self._working_set.paged_out(sleep)
+            used = self._working_set.size_bytes
+        kept = paged.kept_bytes if charge is None else charge.held_bytes
+        return msgspec.structs.replace(paged, kept_bytes=kept, working_set_bytes=used)

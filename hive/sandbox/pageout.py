@@ -165,7 +165,7 @@ def by_madvise(processes: list[Identity]) -> Steps:
         if pidfd is None:
             continue
         try:
-            for start, length in slices(_maps_of(who)):
+            for start, length in slices(maps_of(who)):
                 try:
                     advise_pageout(pidfd, start, length)
                 except PermissionError as error:
@@ -180,7 +180,7 @@ def by_madvise(processes: list[Identity]) -> Steps:
             os.close(pidfd)
 
 
-def _maps_of(who: Identity) -> str:
+def maps_of(who: Identity) -> str:
     """`/proc/<pid>/maps` of exactly this process, empty where it is gone. Raises NotSupported where it is hidden."""
     try:
         with open(f"/proc/{who.pid}/maps", errors="surrogateescape") as file:
