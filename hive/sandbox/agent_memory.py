@@ -13,7 +13,7 @@ from hive.link.helper import PagedOut, Stat
 from hive.sandbox.runtime import Measurable, RunningAgent
 from hive.sandbox.working_set import WorkingSet
 
-FRESH_S = 10.0
+FRESH_S = 1.0
 """A PSS as old as that is measured anew where somebody looks; one of a sleeper stays true as long as it sleeps."""
 
 CHARGE, PSS = "charge", "pss"
@@ -62,7 +62,10 @@ class AgentMemory:
         if stat.held_bytes is not None or self._measured is None:
             return stat
         pss = self._pss
-        told = msgspec.structs.replace(stat, pss_bytes=pss.held_bytes, pss_at=self._pss_at) if pss else stat
+        used = None if self._working_set is None else self._working_set.size_bytes
+        told = msgspec.structs.replace(stat, working_set_bytes=used)
+        if pss is not None:
+            told = msgspec.structs.replace(told, pss_bytes=pss.held_bytes, pss_at=self._pss_at)
         if (charge := self.charge()) is not None:
             held, cached = charge
             return msgspec.structs.replace(told, held_bytes=held, held_from=CHARGE, swap_cached_bytes=cached)

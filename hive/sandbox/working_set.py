@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -74,11 +75,15 @@ class WorkingSet:
         """Start, length, start, length …: a list of pairs takes ten times as much."""
         self._paged_out_in: int | None = None
         self._halted = threading.Event()
-        self.size_bytes: int | None = None
-        """The size that was recorded last; None before."""
+        self._sizes: deque[int] = deque(maxlen=2)
 
     def __repr__(self) -> str:
         return f"<WorkingSet {self.size_bytes} bytes of {len(self._ranges)} processes>"
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The larger of the last two that were recorded; None before."""
+        return max(self._sizes, default=None)
 
     async def record(self, sleep: int) -> None:
         """Before it is paged out in `sleep`. Not where the last page-out was of this sleep, or there was none."""
@@ -86,9 +91,9 @@ class WorkingSet:
             return
         members = [who for pid in self._pids() if (who := identify(pid)) is not None]
         self._paged_out_in = None  # until this page-out is through, too
-        ranges = await asyncio.to_thread(_look, members)
-        self._ranges = ranges
-        self.size_bytes = sum(sum(islice(found, 1, None, 2)) for found in ranges.values()) if ranges else None
+        self._ranges, size_bytes = await asyncio.to_thread(_look, members)
+        if self._ranges:
+            self._sizes.append(size_bytes)
 
     def paged_out(self, sleep: int) -> None:
         """All of it was, in this sleep: what is present from now on was used."""
@@ -106,10 +111,13 @@ class WorkingSet:
         self._halted.set()
 
 
-def _look(members: list[Identity]) -> dict[Identity, array[int]]:
-    """The own pages present of each, at most `LONGEST_BYTES` in all. Nothing where they may not be looked at."""
+def _look(members: list[Identity]) -> tuple[dict[Identity, array[int]], int]:
+    """The own pages present of each, at most `LONGEST_BYTES` in all, and the size of all that there are in bytes.
+
+    Nothing where they may not be looked at.
+    """
     found: dict[Identity, array[int]] = {}
-    left = LONGEST_BYTES
+    left, size_bytes = LONGEST_BYTES, 0
     for who in members:
         ranges = array("Q")
         try:
@@ -122,13 +130,12 @@ def _look(members: list[Identity]) -> dict[Identity, array[int]]:
                         if taken:
                             ranges.extend((address, taken))
                         left -= taken
-                    if not left:
-                        break
+                        size_bytes += size
         except OSError:
             continue  # it is gone, or is not to be looked at
         if ranges and who.stat() is not None:
             found[who] = ranges
-    return found
+    return found, size_bytes
 
 
 def _read(ranges: dict[Identity, array[int]], halted: threading.Event) -> None:

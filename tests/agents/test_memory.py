@@ -14,7 +14,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import NotSupported
 from hive.link.helper import Stat
-from hive.link.messages import Open, Refused
+from hive.link.messages import Activity, Open, Refused
 from tests.fakes.agent_world import VirtualLoop
 from tests.fakes.many_agents import MIB, ManyWorld
 
@@ -193,6 +193,43 @@ def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: V
     assert len(calls.in_time) >= 10
     tiers = [world.roster.find(name).agent.spec.tier for name in calls.answered]
     assert tiers[5:] == sorted(tiers[5:], key=[Tier.HIGH, Tier.MEDIUM, Tier.LOW].index)
+
+
+def test_whose_working_set_is_recorded_needs_no_more_than_that(loop: VirtualLoop) -> None:
+    """Room for five of all their memory, for twenty of what they use of it: 12 MiB and the margin of 8 each."""
+    world, lives = twenty(loop, total_mb=600 + 256 + 20 * 20)
+    for held in world.helper.held.values():
+        held.working_set = 12 * MIB
+    loop.run_until_complete(world.roster.reconcile())
+    calls = Calls(loop, lives)
+    assert [life for life in lives if world.roster.line.why(life.agent.id)] == []
+    loop.spend(2)
+    assert len(calls.in_time) == 20
+    assert world.helper.least_available >= 256 * MIB
+
+
+def test_what_a_page_out_tells_of_the_working_set_is_what_the_next_wake_waits_for(loop: VirtualLoop) -> None:
+    world, lives = twenty(loop, total_mb=600)
+    first, second, *_ = lives
+    Calls(loop, [first])
+    world.helper.held[second.agent.id].working_set = 12 * MIB
+    loop.run_until_complete(second.resume("uid:0"))
+    loop.run_until_complete(second.pause(timeout_s=1, now=True, actor="uid:0", deep=True))
+    Calls(loop, [lives[2], second])
+    loop.spend(0.01)
+    assert "needs 20 MiB" in world.roster.line.why(second.agent.id)
+
+
+def test_a_turn_that_waits_for_its_model_holds_no_memory_from_others(loop: VirtualLoop) -> None:
+    """270 MiB would be held for it for 1.8 s."""
+    world, lives = twenty(loop, total_mb=600 + 256 + 2 * 270 + 110)
+    world.helper.held[lives[0].agent.id].working_set = 0  # it touches nothing more: its memory was not needed
+    calls = Calls(loop, lives[:3])
+    loop.spend(0.2)
+    assert len(calls.answered) == 2
+    world.gates.seen = {lives[0].agent.id: Activity(in_flight=1)}
+    loop.spend(0.5)
+    assert len(calls.answered) == 3
 
 
 def test_without_knowing_the_memory_all_come_back_at_once(loop: VirtualLoop) -> None:

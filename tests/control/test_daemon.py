@@ -336,8 +336,8 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
     helper, seen, started = type(box.services.effects.helper), asyncio.Event(), asyncio.Event()
     ask = helper.stat
 
-    async def late(*arguments: Any) -> Any:
-        stats = await ask(*arguments)
+    async def late(*arguments: Any, **options: Any) -> Any:
+        stats = await ask(*arguments, **options)
         seen.set()
         await started.wait()
         return stats
