@@ -122,7 +122,7 @@ class AskStat(LinkMessage, tag=True, frozen=True, kw_only=True):
 class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ground truth of one agent.
 
-    `held_bytes`: RAM it holds, None where that is not known. `held_from`: `charge` (what its control group is charged
+    `held_bytes`: RAM it holds, None where that is not known. `held_from`: `cgroup` (what its control group is charged
     with now, the swap cache counted, unused files not) or `pss` (its processes' PSS, measured at `held_at`, Unix
     seconds). `swap_cached_bytes`: the part of a charge that has a copy in swap and goes as soon as somebody needs
     room. `pss_bytes`, `pss_at`: the last PSS. `working_set_bytes`: as in `PagedOut`. `rss_bytes`: a sum of RSS, shared

@@ -16,7 +16,7 @@ from hive.sandbox.working_set import WorkingSet
 FRESH_S = 1.0
 """A PSS as old as that is measured anew where somebody looks; one of a sleeper stays true as long as it sleeps."""
 
-CHARGE, PSS = "charge", "pss"
+CGROUP, PSS = "cgroup", "pss"
 
 
 class AgentMemory:
@@ -68,7 +68,7 @@ class AgentMemory:
             told = msgspec.structs.replace(told, pss_bytes=pss.held_bytes, pss_at=self._pss_at)
         if (charge := self.charge()) is not None:
             held, cached = charge
-            return msgspec.structs.replace(told, held_bytes=held, held_from=CHARGE, swap_cached_bytes=cached)
+            return msgspec.structs.replace(told, held_bytes=held, held_from=CGROUP, swap_cached_bytes=cached)
         if pss is None:
             return told
         return msgspec.structs.replace(told, held_bytes=pss.held_bytes, held_from=PSS, held_at=self._pss_at)

@@ -79,7 +79,7 @@ class HeldRam(TypedDict):
     held_from: Annotated[
         str,
         Meta(
-            description="`charge`: what its control group is charged with now, swap cache counted, unused files not;"
+            description="`cgroup`: what its control group is charged with now, swap cache counted, unused files not;"
             " `pss`: its processes' PSS, measured at `held_at`; empty where `held_bytes` is not known."
         ),
     ]

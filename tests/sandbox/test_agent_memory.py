@@ -38,11 +38,11 @@ async def family(daemon: Daemon, paths: Paths, limits: Limits) -> Stat:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("memory_mb", [512, None], ids=["charge", "pss"])
+@pytest.mark.parametrize("memory_mb", [512, None], ids=["cgroup", "pss"])
 async def test_pages_that_its_processes_share_count_once(paths: Paths, daemon: Daemon, memory_mb: int | None) -> None:
     """A sum of RSS says eight times 48 MiB."""
     found = await family(daemon, paths, Limits(memory_mb=memory_mb))
-    if memory_mb is not None and found.held_from != agent_memory.CHARGE:
+    if memory_mb is not None and found.held_from != agent_memory.CGROUP:
         pytest.skip(f"no memory controller here: {found.limits}")
     assert found.held_bytes is not None
     assert found.pss_bytes is not None
@@ -59,7 +59,7 @@ async def test_a_pss_is_told_with_its_age_and_taken_anew_once_it_is_old(
     await running(daemon, paths, heavy.command(16))
     await until(lambda: paths.log(A).read_text().count("\n") == 1)
     first = (await daemon.client.stat([A]))[A]
-    if first.held_from == agent_memory.CHARGE:
+    if first.held_from == agent_memory.CGROUP:
         pytest.skip("every agent has a memory controller here")
     assert first.held_from == agent_memory.PSS
     assert first.held_at is not None
@@ -81,7 +81,7 @@ async def test_a_sleeper_is_measured_once_in_its_sleep(
     await daemon.client.freeze(A, 1)
     await daemon.client.confirm(A, 1)
     first, second = [(await daemon.client.stat([A]))[A] for _ in range(2)]
-    if first.held_from == agent_memory.CHARGE:
+    if first.held_from == agent_memory.CGROUP:
         pytest.skip("every agent has a memory controller here")
     assert first.held_at is not None
     assert second.held_at == first.held_at
@@ -93,7 +93,7 @@ async def test_a_sleeper_is_measured_once_in_its_sleep(
 
 @pytest.mark.root
 @pytest.mark.parametrize("swap", [zram_swap, file_swap], ids=["zram", "file"])
-@pytest.mark.parametrize("memory_mb", [256, None], ids=["charge", "pss"])
+@pytest.mark.parametrize("memory_mb", [256, None], ids=["cgroup", "pss"])
 async def test_what_is_kept_after_a_page_out_counts_the_swap_cache(
     paths: Paths, daemon: Daemon, swap: Callable[[int], AbstractContextManager[str]], memory_mb: int | None
 ) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_kept_after_a_page_out_counts_the_swap_cache(
         await daemon.client.start(A)
         await until(lambda: paths.log(A).read_text().count("\n") == 1)
         awake = (await daemon.client.stat([A], pss=True))[A]
-        if memory_mb is not None and awake.held_from != agent_memory.CHARGE:
+        if memory_mb is not None and awake.held_from != agent_memory.CGROUP:
             pytest.skip(f"no memory controller here: {awake.limits}")
         await daemon.client.freeze(A, 1)
         await daemon.client.confirm(A, 1)
