@@ -40,6 +40,7 @@ from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.helper import PagedOut, dialled
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
+from hive.sandbox.container_group import paths_of
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
@@ -75,6 +76,13 @@ class RunningUnit(RunningProcess):
         """Pages out by the unit's own group: systemd gives it the memory controller, the leaf has none."""
         return await pageout.page_out(self._group.pids, _unit_group(self.run), give_up=give_up)
 
+    def memory_group(self) -> Path | None:
+        """The unit's own group: in v2, on hybrid hosts in v1's memory hierarchy, under the same name."""
+        group = _unit_group(self.run)
+        if group is None or (group / "memory.current").exists():
+            return group
+        return _v1_group(self.run)
+
     async def reap(self) -> int | None:
         """Asks systemd how it ended, then lets it forget the unit: the name is free for the next start."""
         ended = await self._ended()
@@ -100,6 +108,19 @@ class RunningUnit(RunningProcess):
 
 def _unit_group(run: Run) -> Path | None:
     return None if run.leaf is None else Path(run.leaf).parent
+
+
+def _v1_group(run: Run) -> Path | None:
+    """The unit's group in v1's memory hierarchy; None where there is none, or its main process is not in it."""
+    try:
+        cgroups = Path(f"/proc/{run.main.pid}/cgroup").read_text()
+    except OSError:
+        return None
+    mount, inside = mount_of_v1("memory", _mounts()), Path(paths_of(cgroups).get("memory", "/"))
+    for path in (inside, *inside.parents):
+        if path.name == run.handle and mount is not None:
+            return mount / path.relative_to("/")
+    return None
 
 
 class UnitRuntime:
