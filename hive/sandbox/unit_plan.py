@@ -174,13 +174,19 @@ def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Pr
         # For every stop of the unit, at shutdown too: a frozen process would not hear SIGTERM.
         ("ExecStop", f'-/bin/sh -c "test ! -d {leaf} || echo 0 >{leaf}/cgroup.freeze"'),
         *_ALWAYS,
-        *_limits(spec.limits),
+        *limits_of(spec.limits),
         *([] if network is None else [("NetworkNamespacePath", network.path)]),
         *_files(places),
     ]
 
 
-def _limits(limits: Limits) -> Properties:
+def always() -> Properties:
+    """The properties that every agent's unit has, whatever its spec says."""
+    return list(_ALWAYS)
+
+
+def limits_of(limits: Limits) -> Properties:
+    """The properties by which systemd keeps these limits."""
     found: list[tuple[str, str]] = []
     if limits.memory_mb is not None:
         found += [("MemoryMax", f"{limits.memory_mb}M"), ("MemorySwapMax", f"{limits.memory_mb}M")]
@@ -197,17 +203,24 @@ def _files(places: Places) -> Properties:
     """Emptied: /run with every service's sockets, Hive's directories, other units' control groups. Put back: the
     agent's home, the directory of agents' sockets (its socket may be made anew at any time, under the same name), and
     its own unit's control group and the script, which only the root step can open."""
-    emptied = [Path("/run"), places.cgroups, places.state, places.runtime]
-    emptied = [path for path in emptied if not any(path.is_relative_to(other) for other in emptied if other != path)]
     return [
-        *(("TemporaryFileSystem", f"{quoted(path)}:ro,mode=0755") for path in dict.fromkeys(emptied)),
-        ("TemporaryFileSystem", "/dev/shm:rw,mode=1777"),
+        *emptied_of(places),
         ("BindPaths", quoted(places.home)),
         ("BindPaths", quoted(places.cgroup)),
         ("BindReadOnlyPaths", quoted(places.sockets)),
         # `ExecStop` has the same mounts, when the script is long gone, and does without.
         ("BindReadOnlyPaths", quoted(f"-{places.root_step}")),
         ("BindReadOnlyPaths", quoted(f"-{places.script}")),
+    ]
+
+
+def emptied_of(places: Places) -> Properties:
+    """The properties that hide what is nobody's business: see `_files`."""
+    emptied = [Path("/run"), places.cgroups, places.state, places.runtime]
+    emptied = [path for path in emptied if not any(path.is_relative_to(other) for other in emptied if other != path)]
+    return [
+        *(("TemporaryFileSystem", f"{quoted(path)}:ro,mode=0755") for path in dict.fromkeys(emptied)),
+        ("TemporaryFileSystem", "/dev/shm:rw,mode=1777"),
         *(("InaccessiblePaths", quoted(f"-{path}")) for path in places.hidden),
     ]
 

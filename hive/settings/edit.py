@@ -34,7 +34,9 @@ def name_of(text: str) -> Name:
     (Name(section='tenant acme', key='weight'), Name(section='model llama-3.1', key='pin'))
     """
     text = text.strip()
-    section, dot, key = text.rpartition(".") if text.startswith(("model ", "task ", "template ")) else text.partition(".")
+    section, dot, key = (
+        text.rpartition(".") if text.startswith(("model ", "task ", "template ")) else text.partition(".")
+    )
     if not (dot and section.strip() and key.strip()):
         raise ValueError("expected SECTION.KEY")
     return Name(" ".join(section.split()), key.strip())

@@ -49,7 +49,9 @@ ORDER BY created_at, id
 """
 
 
-_OF_NO_BLOCK = "NOT EXISTS (SELECT 1 FROM template_uids AS t WHERE uid BETWEEN t.first_uid AND t.first_uid + t.uids - 1)"
+_OF_NO_BLOCK = (
+    "NOT EXISTS (SELECT 1 FROM template_uids AS t WHERE uid BETWEEN t.first_uid AND t.first_uid + t.uids - 1)"
+)
 """The uids of a template's block are its agents' alone (template_uids.py)."""
 
 

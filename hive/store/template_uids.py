@@ -128,4 +128,6 @@ def _put(conn: sqlite3.Connection, template: str, owner: str, block: UidBlock) -
 def mark(conn: sqlite3.Connection, template: str, block: UidBlock) -> None:
     """Takes the first and the last uid of a block, so that none is given out beside it."""
     for uid in (block.first, block.last):
-        conn.execute("INSERT OR REPLACE INTO uids (uid, agent_id, freed_at) VALUES (?, ?, NULL)", (uid, MARK + template))
+        conn.execute(
+            "INSERT OR REPLACE INTO uids (uid, agent_id, freed_at) VALUES (?, ?, NULL)", (uid, MARK + template)
+        )

@@ -39,7 +39,9 @@ def _call(name: str, *arguments: object) -> None:
 
 def prctl(option: int, second: int = 0, third: object = 0, fourth: int = 0) -> None:
     """prctl(2). Raises OSError."""
-    arguments = (each if isinstance(each, ctypes.c_void_p) else ctypes.c_ulong(each) for each in (second, third, fourth))
+    arguments = (
+        each if isinstance(each, ctypes.c_void_p) else ctypes.c_ulong(each) for each in (second, third, fourth)
+    )
     _call("prctl", ctypes.c_int(option), *arguments, ctypes.c_ulong(0))
 
 
