@@ -10,26 +10,46 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from hive.domain import INNER_PORT, PROGRAM_PATH
-from hive.errors import BadRequest, NotPermitted, NotSupported, TimedOut, WrongState
+from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported, TimedOut, WrongState
 from hive.host import netns, packet_filter
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import FilterRules
-from hive.host.process import Identity, ProcessTable, exit_code, identify, spawn, wait_until_over
+from hive.host.process import (
+    Identity,
+    ProcessStat,
+    ProcessTable,
+    differing_limits,
+    exit_code,
+    identify,
+    limits_of_spawned,
+    own_umask,
+    reaped_here,
+    spawn,
+    wait_until_over,
+    write_control,
+)
 from hive.link.helper import PagedOut, Stat, dialled
-from hive.link.specs import RuntimeCapabilities, SandboxSpec
+from hive.link.script_form import exec_of, script_of
+from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port
 from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.signals import SignalGroup
+from hive.sandbox.template import ForkOrder
+from hive.sandbox.template_fit import why_not_forked
+from hive.sandbox.template_process import ProcessTemplates, environment_of_template
+from hive.sandbox.templates import TemplateTable, label
 from hive.settings.table import Paths
 
 log = logging.getLogger("hive.sandbox")
@@ -248,7 +268,7 @@ class RunningProcess:
         if self._output is not None:
             await self._output.finish()
         if self._child is None:
-            return None
+            return reaped_here(self.ended_fd)  # a template's child, where this process is who reaps it
         returncode = self._child.poll()
         return None if returncode is None else exit_code(returncode)
 
@@ -299,6 +319,34 @@ def group_of(spec: SandboxSpec, run: Run, mark: str) -> ProcessGroup:
     A jailer clears the environment, mark and all: then its uid is what tells.
     """
     return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
+
+
+def leading(pids: list[int], snapshot: ProcessTable) -> list[ProcessStat]:
+    """The leaders of sessions among them that none of them has started, oldest first: in an agent's cgroup, the agent.
+
+    For a template's child on a kernel that shows the template's environment as its own.
+    """
+    stats = [snapshot.processes[pid] for pid in pids if pid in snapshot.processes]
+    found = [stat for stat in stats if stat.pid == stat.session and stat.parent not in pids]
+    return sorted(found, key=lambda stat: stat.start_ticks)
+
+
+def order_of(spec: SandboxSpec, template: TemplateSpec, env: Mapping[str, str], agent: str) -> ForkOrder:
+    """The child that is asked for; `env`: complete."""
+    argv = script_of(spec.command, template.python)
+    assert argv is not None, "looked at by why_not_forked"
+    is_apart = template.first_uid is not None
+    return ForkOrder(
+        run=agent,
+        argv=argv,
+        env=dict(env),
+        cwd=spec.home,
+        uid=spec.uid if is_apart else None,
+        gid=(spec.uid if spec.gid is None else spec.gid) if is_apart else None,
+        umask=own_umask(),
+        limits=limits_of_spawned(spec.limits.files),
+        own_network=spec.egress == [],
+    )
 
 
 def environment_of(spec: SandboxSpec, mark: str) -> dict[str, str]:
@@ -355,6 +403,7 @@ class ProcessRuntime:
         self._pipes = pipes or log_pipes_of(paths, log_max_bytes)
         self._subtree = subtree
         self._fences = Fences(paths.state, subtree)
+        self.templates = TemplateTable(ProcessTemplates(subtree, self._fences))
         self._log_max_bytes = log_max_bytes
 
     async def capabilities(self) -> RuntimeCapabilities:
@@ -403,6 +452,19 @@ class ProcessRuntime:
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         self._check_network(spec)  # it may be another helper's by now, on another host
+        if spec.template is None:
+            return await self._start_program(agent, spec, mark)
+        try:
+            return await self._fork(agent, spec, spec.template, mark)
+        except HiveError as error:
+            why = error.message
+        name, python = spec.template.name, spec.template.python
+        log.warning("template_not_used agent=%s template=%s why=%r", spec.name, name, why)
+        plain = msgspec.structs.replace(spec, command=exec_of(spec.command, python))
+        said = f"hive: started as a program of its own, not from template {name}: {why}\n"
+        return await self._start_program(agent, plain, mark, said=said)
+
+    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, said: str = "") -> RunningAgent:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
             await leaf.let_go()
@@ -414,6 +476,8 @@ class ProcessRuntime:
                 made.callback(network.sock.close)
             output = self._pipes.make(agent)
             made.callback(output.remove)
+            if said:
+                output.say(said)
             log_fd = output.writing_end()
             unused.callback(os.close, log_fd)
             if leaf is not None:
@@ -436,6 +500,61 @@ class ProcessRuntime:
             ended_fd=os.pidfd_open(child.pid),
             child=child,
             inner=network.sock if network else None,
+            address=_address_of(agent, spec),
+            output=output,
+        )
+
+    async def _fork(self, agent: str, spec: SandboxSpec, template_spec: TemplateSpec, mark: str) -> RunningAgent:
+        """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
+        env = environment_of(spec, mark)
+        is_root = os.geteuid() == 0
+        if why := why_not_forked(spec, env, environment_of_template(template_spec), is_root=is_root):
+            raise NotSupported(why)
+        template = await self.templates.get(template_spec)
+        if isinstance(template, str):
+            raise NotSupported(template)
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            output = self._pipes.make(agent)
+            made.callback(output.remove)
+            log_fd = output.writing_end()
+            unused.callback(os.close, log_fd)
+            child = await self.templates.fork(template, order_of(spec, template_spec, env, agent), log_fd=log_fd)
+            unused.callback(child.close)
+            made.callback(child.kill)
+            leaf = self._subtree.leaf(agent) if self._subtree else None
+            if leaf is not None:
+                await leaf.let_go()
+                # No await from here to its first process: see `_start_program`.
+                leaf.make()
+                made.callback(leaf.remove)
+            fence = self._fences.make(agent, spec.limits, leaf)
+            made.callback(fence.remove)
+            for directory in (*([leaf.path] if leaf else []), *fence.dirs):
+                write_control(directory / "cgroup.procs", str(child.pid).encode())
+            if differing := differing_limits(child.pid, spec.limits.files):
+                raise NotPermitted(f"its child has other limits than were asked for: {', '.join(differing)}")
+            inner = None
+            if spec.egress == []:
+                inner = netns.listen_inside(child.pidfd, INNER_PORT)
+                if inner is None:
+                    raise NotPermitted("its template made no network for it")
+                made.callback(inner.close)
+            await child.release()
+            made.pop_all()
+            ended_fd = child.take_pidfd()
+        run = Run(
+            main=child.main,
+            leaf=str(leaf.path) if leaf else None,
+            since=time.time(),
+            template=label(template_spec.name, template.process.main),
+        )
+        return RunningProcess(
+            run,
+            group_of(spec, run, mark),
+            spec,
+            fence,
+            ended_fd=ended_fd,
+            inner=inner,
             address=_address_of(agent, spec),
             output=output,
         )
@@ -481,11 +600,13 @@ class ProcessRuntime:
         )
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
+        leaf = self._subtree.leaf(agent) if self._subtree else None
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
+        if not leaders and spec.template is not None and leaf is not None:
+            leaders = leading(leaf.pids(), snapshot)
         if not leaders:
             return None
         main = Identity.of(leaders[0])
-        leaf = self._subtree.leaf(agent) if self._subtree else None
         in_leaf = leaf is not None and main.pid in leaf.pids()
         run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
         return await self.adopt(agent, spec, run, mark=mark)

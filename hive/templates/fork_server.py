@@ -8,6 +8,8 @@ a socket of its own, and waits again: for `go` it goes on as the script, for any
 from __future__ import annotations
 
 import array
+import base64
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -15,6 +17,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import site
 import socket
@@ -35,14 +38,14 @@ def _load(name: str) -> types.ModuleType:
     """A module of this directory, under no name that an agent's own may have."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_hive_template_{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-kernel, reset, script, warm = _load("kernel"), _load("reset"), _load("script"), _load("warm")
-confine = _load("confine") if os.path.exists(os.path.join(os.path.dirname(__file__), "confine.py")) else None
+kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
 
 
 class NotReady(Exception):
@@ -63,6 +66,9 @@ class Line:
         """The next packet; None where the other end is closed."""
         data, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES, DESCRIPTORS_MAX)
         return (json.loads(data), list(fds)) if data else None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def close(self) -> None:
         self._sock.close()
@@ -85,6 +91,8 @@ class ForkServer:
             notes: list[str] = []
             if order["user_namespace"]:
                 self._enter_user_namespace(order["own_network"])
+            if order["filter"] is not None:
+                unit_setup.load_filter(base64.b64decode(order["filter"]))
             began = time.monotonic()
             self._import(order["imports"], order["warm"])
             sys.stdout.flush()
@@ -153,7 +161,7 @@ class ForkServer:
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1 + _threads_of_openblas():
             raise NotReady(f"its imports started {threads - 1} threads, which a fork does not copy")
-        left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control._sock.fileno()]
+        left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control.fileno()]
         if left:
             raise NotReady(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
 
@@ -184,21 +192,17 @@ class ForkServer:
         except BaseException:
             os._exit(NOT_RELEASED)
         try:
-            self._set_up(order, fds, parent)
-            pidfd = os.pidfd_open(os.getpid())
-            line.say({"pid": os.getpid()}, (pidfd,))
-            os.close(pidfd)
+            self._set_up(order, fds, parent, line)
             heard = line.hear()
             if heard is None or "go" not in heard[0]:
                 os._exit(NOT_RELEASED)
             line.close()
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             reset.reset(order["env"], self.randoms, self.env)
         except BaseException as error:
             _fail(line, error)
         return order
 
-    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int) -> None:
+    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int, line: Line) -> None:
         until = time.monotonic() + PARENT_S
         while os.getppid() == parent:
             if time.monotonic() > until:
@@ -210,32 +214,35 @@ class ForkServer:
         if order["own_network"]:
             kernel.unshare(kernel.CLONE_NEWNET)
             kernel.bring_up_loopback()
-        if order["confine"] is not None:
-            if confine is None:
-                raise OSError("this template cannot confine its children")
-            confine.confine(order["confine"], fds[2:])
+        if order["place"] is not None:
+            unit_setup.own_mounts(order["place"], fds[2:])
+        for kind, soft, hard in order["limits"]:
+            if resource.getrlimit(kind) != (soft, hard):
+                resource.setrlimit(kind, (soft, hard))
         if order["uid"] is not None:
-            kernel.become_user(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the change of user took it away; exec would give it back
+            unit_setup.become(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
+            unit_setup.drop_rights()
+        unit_setup.forbid_new_privileges()
+        unit_setup.be_dumpable()
         os.umask(order["umask"])
         os.chdir(order["cwd"])
         words = [sys.executable, *order["argv"]]
         entries = [f"{name}={value}" for name, value in order["env"].items()]
-        try:
+        with contextlib.suppress(OSError):  # then `ps` shows the template's
             kernel.show_as([os.fsencode(word) for word in words], [os.fsencode(entry) for entry in entries])
-        except OSError:
-            pass  # then `ps` shows the template's
         sys.orig_argv = words  # type: ignore[misc,attr-defined,unused-ignore]
+        os.closerange(3, line.fileno())
+        os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         if order["filter"] is not None:
-            kernel.load_filter(order["filter"])
+            unit_setup.load_filter(base64.b64decode(order["filter"]))
+        pidfd = os.pidfd_open(os.getpid())
+        line.say({"pid": os.getpid()}, (pidfd,))
+        os.close(pidfd)
 
 
 def _fail(line: Line, error: BaseException) -> NoReturn:
-    try:
+    with contextlib.suppress(BaseException):
         line.say({"failed": _in_words(error)[:2000]})
-    except BaseException:
-        pass
     os._exit(NOT_RELEASED)
 
 

@@ -41,7 +41,7 @@ class UnseededRandoms:
             (found.add if a is None else found.discard)(this)
             seed(this, a, version)
 
-        random.Random.seed = seed_noted  # type: ignore[method-assign]
+        random.Random.seed = seed_noted  # type: ignore[method-assign,assignment]
 
     def watch_no_more(self) -> None:
         random.Random.seed = self._seed  # type: ignore[method-assign]
@@ -82,7 +82,8 @@ def streams(env: dict[str, str]) -> None:
     before = sys.stdin, sys.stdout, sys.stderr
     encoding, _, errors = env.get("PYTHONIOENCODING", "").partition(":")
     unbuffered = bool(env.get("PYTHONUNBUFFERED"))
-    for number, (name, old) in enumerate(zip(("stdin", "stdout", "stderr"), before)):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = before[number]
         mode = "r" if number == 0 else "w"
         chosen = errors or str(getattr(old, "errors", "strict"))
         made = _stream(
@@ -102,7 +103,7 @@ _old_streams: list[object] = []
 
 def _stream(number: int, mode: str, *, encoding: str, errors: str, unbuffered: bool) -> io.TextIOWrapper:
     """As `create_stdio` in CPython's pylifecycle.c makes it."""
-    binary: Any = open(number, f"{mode}b", 0 if unbuffered else -1, closefd=False)
+    binary: Any = open(number, f"{mode}b", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115 - for good
     raw = binary if unbuffered else binary.raw
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     made = io.TextIOWrapper(
@@ -123,9 +124,8 @@ def _hand_to_logging(before: tuple[Any, Any, Any]) -> None:
     new = sys.stdin, sys.stdout, sys.stderr
     for reference in list(getattr(logging, "_handlerList", ())):
         handler = reference()
-        for old, made in zip(before, new):
-            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
-                handler.stream = made
+        if isinstance(handler, logging.StreamHandler):
+            handler.stream = next((new[at] for at, old in enumerate(before) if old is handler.stream), handler.stream)
 
 
 def environment(env: dict[str, str]) -> None:
@@ -172,18 +172,19 @@ def numbers(randoms: UnseededRandoms) -> None:
     randoms.seed_anew()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # type: ignore[attr-defined]
+        numpy_random.seed()
 
 
 def modules() -> None:
     """What modules of the standard library keep of the process that imported them."""
     threading.current_thread().name = "MainThread"
-    if (tempfile := sys.modules.get("tempfile")) is not None:
-        tempfile.tempdir = None  # type: ignore[attr-defined]
-    process = sys.modules.get("multiprocessing.process")
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None
+    process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
-        process.current_process().authkey = os.urandom(32)  # type: ignore[attr-defined]
-        process.ORIGINAL_DIR = _directory()  # type: ignore[attr-defined]
+        process.current_process().authkey = os.urandom(32)
+        process.ORIGINAL_DIR = _directory()
 
 
 def _directory() -> str | None:

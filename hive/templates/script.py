@@ -65,7 +65,8 @@ def _file(argv: list[str]) -> None:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
         sys.exit(2)
     _set_up(argv, os.path.dirname(os.path.realpath(path)))
     main = sys.modules["__main__"]
@@ -80,7 +81,6 @@ def make_main() -> types.ModuleType:
     before = sys.modules["__main__"]
     main = types.ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
-    main.__dict__["__annotations__"] = {}
-    main.__dict__["__builtins__"] = builtins
+    vars(main).update(__annotations__={}, __builtins__=builtins)
     sys.modules["__main__"] = main
     return before

@@ -21,19 +21,20 @@ def find(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     if not function:
         raise LookupError(f"no such recipe: the recipes are {', '.join(RECIPES)}; a function is named module:function")
-    found = getattr(importlib.import_module(module), function)
-    return found  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
-def _http(answer: Callable[[Any], Any]) -> Any:
-    import httpx
+def _http_of(package: str) -> Any:
+    """The HTTP package that this client package uses: `httpx`, in newer ones `httpx2`."""
+    client = importlib.import_module(f"{package}._base_client")
+    return getattr(client, "httpx2", None) or client.httpx
 
-    return httpx.Client(transport=httpx.MockTransport(answer))
+
+def _http(http: Any, answer: Callable[[Any, Any], Any]) -> Any:
+    return http.Client(transport=http.MockTransport(lambda request: answer(http, request)))
 
 
-def _openai_answer(request: Any) -> Any:
-    import httpx
-
+def _openai_answer(http: Any, request: Any) -> Any:
     asked = json.loads(request.content)
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     has_result = any(message.get("role") == "tool" for message in asked.get("messages", ()))
@@ -45,7 +46,7 @@ def _openai_answer(request: Any) -> Any:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     if not asked.get("stream"):
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        return httpx.Response(200, json={**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+        return http.Response(200, json={**head, "object": "chat.completion", "choices": [choice], "usage": usage})
     delta = dict(message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": 0, **call}]
@@ -53,15 +54,13 @@ def _openai_answer(request: Any) -> Any:
     last = {"index": 0, "delta": {}, "finish_reason": reason}
     chunks = [{**head, "object": "chat.completion.chunk", "choices": [each]} for each in (first, last)]
     chunks.append({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-    return _events([(None, chunk) for chunk in chunks], end="data: [DONE]\n\n")
+    return _events(http, [(None, chunk) for chunk in chunks], end="data: [DONE]\n\n")
 
 
-def _events(events: list[tuple[str | None, dict[str, Any]]], *, end: str = "") -> Any:
-    import httpx
-
+def _events(http: Any, events: list[tuple[str | None, dict[str, Any]]], *, end: str = "") -> Any:
     lines = [(f"event: {name}\n" if name else "") + f"data: {json.dumps(content)}\n\n" for name, content in events]
     content = ("".join(lines) + end).encode()
-    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+    return http.Response(200, headers={"content-type": "text/event-stream"}, content=content)
 
 
 _TOOL = {
@@ -76,15 +75,15 @@ _TOOL = {
 
 def openai() -> None:
     """Chat completions of the `openai` package: an answer, a stream, each with a tool and its result."""
-    import openai as package
-
+    package: Any = importlib.import_module("openai")
     asked = {"role": "user", "content": "1 + 2?"}
-    with package.OpenAI(api_key=KEY, base_url=URL, max_retries=0, http_client=_http(_openai_answer)) as client:
+    http = _http(_http_of("openai"), _openai_answer)
+    with package.OpenAI(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
         for stream in (False, True):
             first = client.chat.completions.create(model="m", messages=[asked], tools=[_TOOL], stream=stream)
             for chunk in first if stream else ():
                 chunk.model_dump()
-            called = {"role": "assistant", "content": None, "tool_calls": []}
+            called: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
             result = {"role": "tool", "tool_call_id": "c", "content": "3"}
             second = client.chat.completions.create(model="m", messages=[asked, called, result], stream=stream)
             for chunk in second if stream else ():
@@ -95,17 +94,15 @@ def openai() -> None:
 
 def anthropic() -> None:
     """Messages of the `anthropic` package: an answer and a stream."""
-    import anthropic as package
-    import httpx
-
+    package: Any = importlib.import_module("anthropic")
     usage = {"input_tokens": 1, "output_tokens": 1}
     head = {"id": "x", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
 
-    def answer(request: Any) -> Any:
+    def answer(http: Any, request: Any) -> Any:
         text = {"type": "text", "text": "ok"}
         if not json.loads(request.content).get("stream"):
-            return httpx.Response(200, json={**head, "content": [text], "stop_reason": "end_turn", "usage": usage})
-        begun = {**head, "content": [], "stop_reason": None, "usage": usage}
+            return http.Response(200, json={**head, "content": [text], "stop_reason": "end_turn", "usage": usage})
+        begun: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": usage}
         empty = {"type": "text", "text": ""}
         events: list[dict[str, Any]] = [
             {"type": "message_start", "message": begun},
@@ -115,11 +112,11 @@ def anthropic() -> None:
             {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": usage},
             {"type": "message_stop"},
         ]
-        return _events([(event["type"], event) for event in events])
+        return _events(http, [(event["type"], event) for event in events])
 
     asked = [{"role": "user", "content": "1 + 2?"}]
-    client = package.Anthropic(api_key=KEY, base_url=URL, max_retries=0, http_client=_http(answer))
-    with client:
+    http = _http(_http_of("anthropic"), answer)
+    with package.Anthropic(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
         client.messages.create(model="m", max_tokens=8, messages=asked).model_dump_json()
         with client.messages.stream(model="m", max_tokens=8, messages=asked) as stream:
             stream.get_final_message().model_dump()
@@ -127,18 +124,17 @@ def anthropic() -> None:
 
 def langgraph() -> None:
     """A ReAct agent of `langgraph` with `langchain_openai`: a question, a tool, an answer."""
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-    from langgraph.prebuilt import create_react_agent
+    tools: Any = importlib.import_module("langchain_core.tools")
+    chat: Any = importlib.import_module("langchain_openai")
+    prebuilt: Any = importlib.import_module("langgraph.prebuilt")
 
-    @tool
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
         return a + b
 
-    with _http(_openai_answer) as http:
-        model = ChatOpenAI(model="m", api_key=KEY, base_url=URL, max_retries=0, http_client=http)
-        agent = create_react_agent(model, [add])
+    with _http(_http_of("openai"), _openai_answer) as http:
+        model = chat.ChatOpenAI(model="m", api_key=KEY, base_url=URL, max_retries=0, http_client=http)
+        agent = prebuilt.create_react_agent(model, [tools.tool(add)])
         agent.invoke({"messages": [("user", "1 + 2?")]})
 
 
