@@ -25,8 +25,6 @@ STUB_S = 20
 STUB = ["/bin/sleep", str(STUB_S)]
 FILES = 524288
 """Descriptors of a template: no agent of it can get more."""
-OWN_NAMESPACES = frozenset({"net", "mnt", "ipc", "uts"})
-"""Those that a child has of its own; the others are its template's."""
 WRITTEN_BY_ANYBODY = ("/tmp", "/var/tmp")
 SHARED_MEMORY = "/dev/shm"
 _OTHERWISE = {

@@ -56,6 +56,8 @@ script, it is handed to it open. A file, not a `-c`: systemd 252 reads its trans
 not as it wrote them where there is a line break, `$` or `;`.
 """
 
+UMASK = 0o077
+
 _ALWAYS: Properties = [
     ("Type", "exec"),
     # The unit stays after a good end too, until the helper has read how it ended.
@@ -71,7 +73,7 @@ _ALWAYS: Properties = [
     ("OOMPolicy", "kill"),
     ("StandardOutput", "journal"),
     ("StandardError", "inherit"),
-    ("UMask", "0077"),
+    ("UMask", f"{UMASK:04o}"),
     ("CapabilityBoundingSet", "CAP_SETUID CAP_SETGID CAP_SETPCAP"),
     ("NoNewPrivileges", "yes"),
     ("ProtectSystem", "strict"),
@@ -267,9 +269,9 @@ def properties_inside(
     return [*kept, ("JoinsNamespaceOf", unit), *ends_with, *streams]
 
 
-def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null") -> str:
+def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null", said: str = "") -> str:
     """The last step, as the agent's user. Anything may be in a value or an argument: systemd reads, shows and keeps
-    none of it, and it is in no list of processes but the agent's own.
+    none of it, and it is in no list of processes but the agent's own. `said`: a line of Hive's into its log.
 
     >>> print(script(["echo", "it's"], {"HOME": "/x y"}), end="")
     unset PWD OLDPWD
@@ -277,7 +279,8 @@ def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null"
     exec echo 'it'"'"'s' </dev/null 3<&-
     """
     variables = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    return "\n".join(["unset PWD OLDPWD", *variables, f"exec {shlex.join(command)} {stdin} 3<&-", ""])
+    told = [f"printf '%s\\n' {shlex.quote(said)} >&2"] if said else []
+    return "\n".join(["unset PWD OLDPWD", *told, *variables, f"exec {shlex.join(command)} {stdin} 3<&-", ""])
 
 
 def has_become_the_agent(cmdline: bytes, root_step: Path) -> bool:

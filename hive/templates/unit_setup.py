@@ -99,6 +99,7 @@ def own_mounts(place: dict[str, Any], fds: list[int]) -> None:
     such that anybody may write to; `trees` are the places of the descriptors, mounts that the helper made.
     """
     call("unshare", ctypes.c_int(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS))
+    os.umask(0o022)  # another user passes through what is made here; the caller sets the agent's
     for path in place["empty"]:
         _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,{TMPFS}")
     for path in place["fresh"]:
