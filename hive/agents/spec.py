@@ -338,7 +338,7 @@ def _check_command(command: list[str], find: FindProgram) -> list[str]:
 def _check_script(command: list[str], find: FindProgram) -> list[str]:
     """The command of a template's agent, as it is but for the full path of another program than Python."""
     words = command[1:] if command[:1] and command[0] in PLAIN else command
-    is_script = len(words) < len(command) or words[:1] and (words[0].startswith("-") or words[0].endswith(SCRIPT))
+    is_script = len(words) < len(command) or (words[:1] and (words[0].startswith("-") or words[0].endswith(SCRIPT)))
     if not is_script:
         return _check_command(command, find)
     _check_text("command", command)

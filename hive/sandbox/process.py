@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -25,31 +25,25 @@ from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import FilterRules
 from hive.host.process import (
     Identity,
-    ProcessStat,
     ProcessTable,
-    differing_limits,
     exit_code,
     identify,
-    limits_of_spawned,
-    own_umask,
     reaped_here,
     spawn,
     wait_until_over,
-    write_control,
 )
 from hive.link.helper import PagedOut, Stat, dialled
-from hive.link.script_form import exec_of, script_of
+from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
-from hive.sandbox import home, pageout
+from hive.sandbox import home, pageout, process_fork
 from hive.sandbox.dialling import to_port
 from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.signals import SignalGroup
-from hive.sandbox.template import ForkOrder
 from hive.sandbox.template_fit import why_not_forked
 from hive.sandbox.template_process import ProcessTemplates, environment_of_template
-from hive.sandbox.templates import TemplateTable, label
+from hive.sandbox.templates import TemplateTable
 from hive.settings.table import Paths
 
 log = logging.getLogger("hive.sandbox")
@@ -321,34 +315,6 @@ def group_of(spec: SandboxSpec, run: Run, mark: str) -> ProcessGroup:
     return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
 
 
-def leading(pids: list[int], snapshot: ProcessTable) -> list[ProcessStat]:
-    """The leaders of sessions among them that none of them has started, oldest first: in an agent's cgroup, the agent.
-
-    For a template's child on a kernel that shows the template's environment as its own.
-    """
-    stats = [snapshot.processes[pid] for pid in pids if pid in snapshot.processes]
-    found = [stat for stat in stats if stat.pid == stat.session and stat.parent not in pids]
-    return sorted(found, key=lambda stat: stat.start_ticks)
-
-
-def order_of(spec: SandboxSpec, template: TemplateSpec, env: Mapping[str, str], agent: str) -> ForkOrder:
-    """The child that is asked for; `env`: complete."""
-    argv = script_of(spec.command, template.python)
-    assert argv is not None, "looked at by why_not_forked"
-    is_apart = template.first_uid is not None
-    return ForkOrder(
-        run=agent,
-        argv=argv,
-        env=dict(env),
-        cwd=spec.home,
-        uid=spec.uid if is_apart else None,
-        gid=(spec.uid if spec.gid is None else spec.gid) if is_apart else None,
-        umask=own_umask(),
-        limits=limits_of_spawned(spec.limits.files),
-        own_network=spec.egress == [],
-    )
-
-
 def environment_of(spec: SandboxSpec, mark: str) -> dict[str, str]:
     """All that its program is started with; nothing else of this process's environment is the agent's."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -504,59 +470,22 @@ class ProcessRuntime:
             output=output,
         )
 
-    async def _fork(self, agent: str, spec: SandboxSpec, template_spec: TemplateSpec, mark: str) -> RunningAgent:
+    async def _fork(self, agent: str, spec: SandboxSpec, template: TemplateSpec, mark: str) -> RunningAgent:
         """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
         env = environment_of(spec, mark)
-        is_root = os.geteuid() == 0
-        if why := why_not_forked(spec, env, environment_of_template(template_spec), is_root=is_root):
+        if why := why_not_forked(spec, env, environment_of_template(template), is_root=os.geteuid() == 0):
             raise NotSupported(why)
-        template = await self.templates.get(template_spec)
-        if isinstance(template, str):
-            raise NotSupported(template)
-        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
-            output = self._pipes.make(agent)
-            made.callback(output.remove)
-            log_fd = output.writing_end()
-            unused.callback(os.close, log_fd)
-            child = await self.templates.fork(template, order_of(spec, template_spec, env, agent), log_fd=log_fd)
-            unused.callback(child.close)
-            made.callback(child.kill)
-            leaf = self._subtree.leaf(agent) if self._subtree else None
-            if leaf is not None:
-                await leaf.let_go()
-                # No await from here to its first process: see `_start_program`.
-                leaf.make()
-                made.callback(leaf.remove)
-            fence = self._fences.make(agent, spec.limits, leaf)
-            made.callback(fence.remove)
-            for directory in (*([leaf.path] if leaf else []), *fence.dirs):
-                write_control(directory / "cgroup.procs", str(child.pid).encode())
-            if differing := differing_limits(child.pid, spec.limits.files):
-                raise NotPermitted(f"its child has other limits than were asked for: {', '.join(differing)}")
-            inner = None
-            if spec.egress == []:
-                inner = netns.listen_inside(child.pidfd, INNER_PORT)
-                if inner is None:
-                    raise NotPermitted("its template made no network for it")
-                made.callback(inner.close)
-            await child.release()
-            made.pop_all()
-            ended_fd = child.take_pidfd()
-        run = Run(
-            main=child.main,
-            leaf=str(leaf.path) if leaf else None,
-            since=time.time(),
-            template=label(template_spec.name, template.process.main),
-        )
+        ground = process_fork.Ground(self.templates, self._pipes, self._subtree, self._fences)
+        forked = await process_fork.fork(agent, spec, env, ground)
         return RunningProcess(
-            run,
-            group_of(spec, run, mark),
+            forked.run,
+            group_of(spec, forked.run, mark),
             spec,
-            fence,
-            ended_fd=ended_fd,
-            inner=inner,
+            forked.fence,
+            ended_fd=forked.ended_fd,
+            inner=forked.inner,
             address=_address_of(agent, spec),
-            output=output,
+            output=forked.output,
         )
 
     def _spawn(
@@ -603,7 +532,7 @@ class ProcessRuntime:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
         if not leaders and spec.template is not None and leaf is not None:
-            leaders = leading(leaf.pids(), snapshot)
+            leaders = process_fork.leading(leaf.pids(), snapshot)
         if not leaders:
             return None
         main = Identity.of(leaders[0])

@@ -110,10 +110,10 @@ class TemplatePlaces(Protocol):
     """A way to run templates on this host."""
 
     def why_not(self, spec: TemplateSpec) -> str:
-        """Why no template of this spec can be run here, in words; empty where it can."""
+        """The reason why no template of this spec can be run here, in words; empty where it can."""
 
     def order(self, spec: TemplateSpec) -> StartOrder:
-        """What the fork server is told first."""
+        """The first message to its fork server."""
 
     async def start(self, spec: TemplateSpec, control: socket.socket) -> TemplateProcess:
         """Starts `spec.python PROGRAM FD`, `control` being its descriptor FD (3 where it is not named).
@@ -311,7 +311,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def _sentence(said: object) -> str:
-    """What somebody else said, fit for a log line and a terminal."""
+    """The words of somebody else, fit for a log line and a terminal."""
     return "".join(each if each.isprintable() else " " for each in str(said))[:500]
 
 

@@ -1,4 +1,4 @@
-"""Whether an agent can be forked from its template: what is decided before there is a process. Pure."""
+"""Decides before there is a process whether an agent can be forked from its template. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORK_UID = 1
 
 
 def why_not_forked(spec: SandboxSpec, env: Mapping[str, str], template_env: Mapping[str, str], *, is_root: bool) -> str:
-    """Why this agent has to be an ordinary program, as a clause; empty where it can be forked.
+    """The reason why this agent has to be an ordinary program, as a clause; empty where it can be forked.
 
     `env`, `template_env`: complete, of the agent and of its template.
 
@@ -47,7 +47,7 @@ def why_not_forked(spec: SandboxSpec, env: Mapping[str, str], template_env: Mapp
 
 
 def _read_at_start(env: Mapping[str, str], template_env: Mapping[str, str]) -> list[str]:
-    """What the template alone has is meant for its imports."""
+    """Those that the agent has otherwise: what the template alone has is meant for its imports."""
     return [
         name
         for name, value in sorted(env.items())

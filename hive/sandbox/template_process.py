@@ -108,7 +108,7 @@ class TemplateChild:
         return f"<TemplateChild {self._spec.name} {self.main.pid}>"
 
     def _read(self) -> None:
-        """What it prints is read for good: a full pipe would stop it. A flood costs the helper one pipe at a time."""
+        """Reads what it prints: a full pipe would stop it. A flood costs the helper one pipe at a time."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._out, KEPT_BYTES)
             if not data:

@@ -48,11 +48,11 @@ def _load(name: str) -> types.ModuleType:
 kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
 
 
-class NotReady(Exception):
-    """What keeps this process from being a template, in a sentence."""
+class UnfitTemplate(Exception):
+    """Something keeps this process from being a template; in a sentence."""
 
 
-class Line:
+class Packets:
     """One end of a SEQPACKET socket."""
 
     def __init__(self, fd: int) -> None:
@@ -77,7 +77,7 @@ class Line:
 class ForkServer:
     """The template, before and after it is ready."""
 
-    def __init__(self, control: Line) -> None:
+    def __init__(self, control: Packets) -> None:
         self.control = control
         self.randoms = reset.UnseededRandoms()
         self.env = dict(os.environ)
@@ -118,7 +118,7 @@ class ForkServer:
                     }
                 }
             )
-        except NotReady as error:
+        except UnfitTemplate as error:
             self.control.say({"failed": str(error)[:2000]})
             sys.exit(1)
 
@@ -127,7 +127,7 @@ class ForkServer:
         if heard is None:
             os._exit(0)
         if word not in heard[0]:
-            raise NotReady(f"{word} was expected")
+            raise UnfitTemplate(f"{word} was expected")
         return heard[0][word]  # type: ignore[no-any-return]
 
     def _enter_user_namespace(self, own_network: bool) -> None:
@@ -135,7 +135,7 @@ class ForkServer:
         try:
             kernel.unshare(kernel.CLONE_NEWUSER | (kernel.CLONE_NEWNET if own_network else 0))
         except OSError as error:
-            raise NotReady(f"it may have no user namespace of its own: {error.strerror}") from error
+            raise UnfitTemplate(f"it may have no user namespace of its own: {error.strerror}") from error
         self.control.say({"unshared": {}})
         self._hear("mapped")
 
@@ -145,25 +145,25 @@ class ForkServer:
             try:
                 importlib.import_module(name)
             except BaseException as error:
-                raise NotReady(f"import {name} failed: {_in_words(error)}") from error
+                raise UnfitTemplate(f"import {name} failed: {_in_words(error)}") from error
         for name in recipes:
             try:
                 warm.find(name)()
             except BaseException as error:
-                raise NotReady(f"warm {name} failed: {_in_words(error)}") from error
+                raise UnfitTemplate(f"warm {name} failed: {_in_words(error)}") from error
         self.randoms.watch_no_more()
 
     def _check(self) -> None:
         """A thread is not copied by a fork, and an open descriptor would be every child's."""
         names = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         if names:
-            raise NotReady(f"its imports started threads, which a fork does not copy: {', '.join(names)}")
+            raise UnfitTemplate(f"its imports started threads, which a fork does not copy: {', '.join(names)}")
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1 + _threads_of_openblas():
-            raise NotReady(f"its imports started {threads - 1} threads, which a fork does not copy")
+            raise UnfitTemplate(f"its imports started {threads - 1} threads, which a fork does not copy")
         left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control.fileno()]
         if left:
-            raise NotReady(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
+            raise UnfitTemplate(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
 
     # --- children ----------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class ForkServer:
     def _become(self, order: dict[str, Any], fds: list[int], parent: int) -> dict[str, Any]:
         try:
             self.control.close()
-            line = Line(fds[1])
+            line = Packets(fds[1])
         except BaseException:
             os._exit(NOT_RELEASED)
         try:
@@ -197,12 +197,16 @@ class ForkServer:
             if heard is None or "go" not in heard[0]:
                 os._exit(NOT_RELEASED)
             line.close()
-            reset.reset(order["env"], self.randoms, self.env)
         except BaseException as error:
             _fail(line, error)
+        try:
+            reset.reset(order["env"], self.randoms, self.env)
+        except BaseException as error:
+            os.write(2, f"hive: its template cannot make it what it should be: {_in_words(error)}\n".encode())
+            os._exit(NOT_RELEASED)
         return order
 
-    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int, line: Line) -> None:
+    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int, line: Packets) -> None:
         until = time.monotonic() + PARENT_S
         while os.getppid() == parent:
             if time.monotonic() > until:
@@ -240,7 +244,7 @@ class ForkServer:
         os.close(pidfd)
 
 
-def _fail(line: Line, error: BaseException) -> NoReturn:
+def _fail(line: Packets, error: BaseException) -> NoReturn:
     with contextlib.suppress(BaseException):
         line.say({"failed": _in_words(error)[:2000]})
     os._exit(NOT_RELEASED)
@@ -280,7 +284,7 @@ def main() -> dict[str, Any]:
     sys.path.pop(0)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     os.set_inheritable(fd, False)
-    server = ForkServer(Line(fd))
+    server = ForkServer(Packets(fd))
     server.prepare()
     return server.serve()
 

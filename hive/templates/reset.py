@@ -1,6 +1,6 @@
-"""What of a template a child must not have: made here as it is in a Python that was just started.
+"""Makes in a child what it must not have of its template, as it is in a Python that was just started.
 
-What cannot be made so: the secret of `hash()`, addresses, and what packages have read of the environment already.
+This cannot be made so: the secret of `hash()`, addresses, and what packages have read of the environment already.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def _hand_to_logging(before: tuple[Any, Any, Any]) -> None:
     new = sys.stdin, sys.stdout, sys.stderr
     for reference in list(getattr(logging, "_handlerList", ())):
         handler = reference()
-        if isinstance(handler, logging.StreamHandler):
+        if isinstance(handler, logging.StreamHandler) and "stream" in vars(
+            handler
+        ):  # logging's last resort looks itself
             handler.stream = next((new[at] for at, old in enumerate(before) if old is handler.stream), handler.stream)
 
 
@@ -158,7 +160,7 @@ def _python_path(env: dict[str, str]) -> list[str]:
 
 
 def switches(env: dict[str, str]) -> None:
-    """What Python reads of the environment when it starts, as far as it can be changed later."""
+    """Heeds the variables that Python reads when it starts, as far as that can be done later."""
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
     if env.get("PYTHONFAULTHANDLER"):
@@ -176,7 +178,7 @@ def numbers(randoms: UnseededRandoms) -> None:
 
 
 def modules() -> None:
-    """What modules of the standard library keep of the process that imported them."""
+    """Undoes what modules of the standard library keep of the process that imported them."""
     threading.current_thread().name = "MainThread"
     tempfile: Any = sys.modules.get("tempfile")
     if tempfile is not None:
