@@ -597,7 +597,7 @@ async def _serve(
     ways = places_of_leases(paths, subtree, by_systemd=by_systemd)
     leases = LeaseHolders(paths, ways, group=peers.operators, services=services)
     allowed = Allowed(policy, own_networks=as_units)
-    templates = None if as_units else process.templates
+    templates = (units if as_units else process).templates
     helper = HelperServer(
         paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots, leases=leases, templates=templates
     )  # fmt: skip

@@ -45,7 +45,8 @@ from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
 from hive.sandbox import home, pageout, syscall_filter, template_unit_plan, unit_handover, unit_plan
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
-from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, order_of, rules_of
+from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
+from hive.sandbox.process_fork import order_of
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.template_fit import why_not_forked
 from hive.sandbox.template_process import environment_of_template
@@ -194,9 +195,8 @@ class UnitRuntime:
             raise WrongState(f"processes are left in {unit}: {pids}")
         place = template_unit_plan.place_of(places)
         order = msgspec.structs.replace(
-            order_of(_apart(spec), of, env, agent),
+            order_of(agent, _apart(spec), of, env),
             umask=unit_plan.UMASK,
-            limits=[],
             place=place,
             filter=syscall_filter.for_child(),
         )
@@ -209,6 +209,7 @@ class UnitRuntime:
                 trees = await asyncio.to_thread(mount_trees.clone, stub.pidfd, place["trees"])
                 for tree in trees:
                     unused.callback(os.close, tree)
+                order = msgspec.structs.replace(order, limits=unit_handover.limits_of_stub(stub))
                 child = await self.templates.fork(template, order, log_fd=log_fd, fds=trees)
                 unused.callback(child.close)
                 made.callback(child.kill)

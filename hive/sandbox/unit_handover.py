@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.errors import DependencyDown, HiveError, TimedOut
+from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut
 from hive.host import systemd
 from hive.host.cgroup import Leaf, mount_of_v1
 from hive.host.process import Identity, identify, write_control
@@ -107,10 +107,10 @@ async def hand_over(stub: RunningStub, child: WaitingChild, *, uid: int, gid: in
     """
     leaf = Leaf(stub.group / LEAF)
     try:
+        _check_limits(child, stub)
         _enter_groups(child.pid, stub.main.pid)
         leaf.make()
         write_control(leaf.path / "cgroup.procs", str(child.pid).encode())
-        _give_limits(child.pid, stub.main.pid)
     except OSError as error:
         raise DependencyDown(f"its child cannot be moved into its unit: {error.strerror}") from error
     _notify(f"MAINPID={child.pid}", pid=stub.main.pid, uid=uid, gid=gid)
@@ -129,12 +129,18 @@ def _enter_groups(pid: int, like: int) -> None:
             write_control(mount / path.strip("/") / "cgroup.procs", str(pid).encode())
 
 
-def _give_limits(pid: int, like: int) -> None:
-    """The stub has what systemd gives to an agent's program; the child has its template's."""
+def limits_of_stub(stub: RunningStub) -> list[tuple[int, int, int]]:
+    """What systemd gives to an agent's program, as (RLIMIT_…, soft, hard): the child has its template's, and takes
+    these itself. Not by prlimit(2) from here: that takes a right that a container may not have."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    for kind in {getattr(resource, name) for name in names}:
-        resource.prlimit(pid, kind, resource.prlimit(like, kind))
-    write_control(Path(f"/proc/{pid}/oom_score_adj"), Path(f"/proc/{like}/oom_score_adj").read_bytes())
+    kinds = sorted({getattr(resource, name) for name in names})
+    return [(kind, *resource.prlimit(stub.main.pid, kind)) for kind in kinds]
+
+
+def _check_limits(child: WaitingChild, stub: RunningStub) -> None:
+    wanted, found = (Path(f"/proc/{pid}/limits").read_text().splitlines() for pid in (stub.main.pid, child.pid))
+    if differing := [line[:25].strip() for line, other in zip(wanted, found, strict=True) if line != other]:
+        raise NotPermitted(f"its child has other limits than its unit: {', '.join(differing)}")
 
 
 def _notify(message: str, *, pid: int, uid: int, gid: int) -> None:

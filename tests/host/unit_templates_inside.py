@@ -1,4 +1,4 @@
-"""Agents forked from a template, as units: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
+"""Agents forked from a template, as units: run by test_unit.py in a machine with systemd. Nothing is played."""
 
 # ruff: noqa: ASYNC110, ASYNC220, ASYNC221, ASYNC240 - a test's loop may wait for its disk and for systemctl
 from __future__ import annotations
@@ -79,7 +79,9 @@ IDLE = "import time\nwhile True: time.sleep(0.05)\n"
 async def test_an_agent_of_a_template_is_the_main_process_of_its_unit(daemon: Daemon) -> None:
     agent = new_id()
     pid = await started(daemon, agent, [agent_program("idle", IDLE), "-v"])
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
     assert status["PPid"] == "1"
     shown = show(agent, "MainPID", "ActiveState", "Slice", "Type")
     assert shown == {"MainPID": str(pid), "ActiveState": "active", "Slice": "hive-agents.slice", "Type": "notify"}
@@ -161,7 +163,8 @@ found["hostname"] = tried(socket.sethostname, "x")
 found["notify"] = tried(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect, "/run/systemd/notify")
 found["kill 1"] = tried(os.kill, 1, 0)
 found["umask"] = os.umask(0)
-found["limits"] = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+kinds = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+found["limits"] = {name: resource.getrlimit(getattr(resource, name)) for name in kinds}
 found["env"] = {name: value for name, value in os.environ.items() if name not in ("HOME", "HIVE_MARK", "LC_CTYPE")}
 found["argv"], found["cwd is home"] = sys.argv[1:], os.getcwd() == os.environ["HOME"]
 found["ids"] = [os.getuid() == os.geteuid() == os.stat(".").st_uid, os.getgroups()]
@@ -289,8 +292,7 @@ async def test_a_program_inside_it_has_its_files_and_its_network(daemon: Daemon,
     body = "import socket, time\nsock = socket.create_server(('127.0.0.1', 7000)); open('/tmp/mine', 'w').write('x')\n"
     pid = await started(daemon, agent, ["-c", body + IDLE])
     assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
-    private = [path for path in Path("/tmp").glob(f"systemd-private-*-{unit_of(agent)}-*/tmp/mine")]
-    await until(lambda: bool(list(Path("/tmp").glob(f"systemd-private-*-{unit_of(agent)}-*/tmp/mine"))) or bool(private))
+    await until(lambda: bool(list(Path("/tmp").glob(f"systemd-private-*-{unit_of(agent)}-*/tmp/mine"))))
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
@@ -325,7 +327,7 @@ async def die_later(*_, **__): die()
 STEP = {step!r}
 if STEP == "stub": unit_handover.wait_for_stub = die_later
 if STEP == "trees": mount_trees.clone = die
-if STEP == "groups": unit_handover._give_limits = die
+if STEP == "groups": unit_handover._enter_groups = die
 if STEP == "named": unit_handover._confirm = die_later
 if STEP == "confirmed":
     notify = unit_handover._notify
