@@ -191,6 +191,7 @@ class UnitRuntime:
         template = await self.templates.get(of)
         if isinstance(template, str):
             raise NotSupported(template)
+        await _has_ended_stub(unit, places.cgroup)
         if pids := Leaf(places.cgroup).pids():
             raise WrongState(f"processes are left in {unit}: {pids}")
         place = template_unit_plan.place_of(places)
@@ -246,6 +247,7 @@ class UnitRuntime:
             write_script(places.root_step, unit_plan.ROOT_STEP)
             write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark), said=said))
             unused.callback(places.script.unlink, missing_ok=True)
+            await _has_ended_stub(unit, places.cgroup)
             if pids := Leaf(places.cgroup).pids():
                 raise WrongState(f"processes are left in {unit}: {pids}")
             try:
@@ -318,7 +320,7 @@ class UnitRuntime:
             return None
         pid = int((await systemd.show(unit, "MainPID")).get("MainPID", "0"))
         main = identify(pid) if pid else None
-        if main is None or unit_handover.is_stub(pid):
+        if await _has_ended_stub(unit, group) or main is None:
             return None
         run = Run(main=main, leaf=str(group / LEAF), since=time.time(), handle=unit)
         return await self.adopt(agent, spec, run, mark=mark)
@@ -428,6 +430,14 @@ async def _begin_stub(unit: str, spec: SandboxSpec, places: Places) -> RunningSt
         await systemd.forget(unit)
         await systemd.begin(unit, description, properties, template_unit_plan.STUB, slice_=SLICE)
     return await unit_handover.wait_for_stub(unit, places.cgroup)
+
+
+async def _has_ended_stub(unit: str, group: Path) -> bool:
+    """Whether there was a stub in it that was not handed over: its helper was killed. It is gone then, unit and all."""
+    if not any(unit_handover.is_stub(pid) for pid in Leaf(group).pids()):
+        return False
+    await _undo(unit, group)
+    return True
 
 
 async def _start_unit(unit: str, spec: SandboxSpec, places: Places, network: Network | None) -> None:

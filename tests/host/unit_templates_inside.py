@@ -168,7 +168,7 @@ found["limits"] = {name: resource.getrlimit(getattr(resource, name)) for name in
 found["env"] = {name: value for name, value in os.environ.items() if name not in ("HOME", "HIVE_MARK", "LC_CTYPE")}
 found["argv"], found["cwd is home"] = sys.argv[1:], os.getcwd() == os.environ["HOME"]
 found["ids"] = [os.getuid() == os.geteuid() == os.stat(".").st_uid, os.getgroups()]
-found["interfaces"] = [name for _, name in socket.if_nameindex()]
+found["interfaces"] = [line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]]
 found["own pids"] = len([name for name in os.listdir("/proc") if name.isdigit()])
 found["oom"] = open("/proc/self/oom_score_adj").read()
 found["session"] = [os.getpid() == os.getsid(0), os.getpgrp() == os.getpid()]
@@ -200,7 +200,10 @@ async def test_it_sees_and_may_what_an_ordinary_agent_sees_and_may(daemon: Daemo
     await daemon.client.start(executed)
     pid = await started(daemon, child, [script, "a", ""], env=env)
     assert show(child, "Type") == {"Type": "notify"}, await journal(child)
-    wanted, found = await report_of(executed), await report_of(child)
+    try:
+        wanted, found = await report_of(executed), await report_of(child)
+    except TimeoutError:
+        pytest.fail(await journal(executed) + await journal(child))
     differing = {name: (wanted[name], found[name]) for name in wanted if wanted[name] != found[name]}
     print(json.dumps(differing, indent=1))
     assert alive(pid)
@@ -242,7 +245,7 @@ async def test_systemctl_stop_thaws_it_first(daemon: Daemon) -> None:
     await asleep(daemon, agent)
     subprocess.run(["systemctl", "stop", unit_of(agent)], check=True)
     await until(lambda: bool(daemon.ended))
-    assert daemon.ended[-1].exit_code == 143
+    assert not group_of(agent).exists()
 
 
 @pytest.mark.parametrize("verb", ["daemon-reload", "daemon-reexec"])
