@@ -113,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
+    "cli.template_check": LEAVES | {"client", "cli", "host.process"},  # it starts a template
     "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
     **dict.fromkeys(
         ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),

@@ -26,7 +26,8 @@ from hive.domain import (
     is_name,
 )
 from hive.errors import BadRequest, did_you_mean
-from hive.link.script_form import PLAIN, SCRIPT
+from hive.link.script_form import PLAIN as PLAIN
+from hive.link.script_form import SCRIPT as SCRIPT
 
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""

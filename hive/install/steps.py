@@ -239,7 +239,8 @@ class Configuration(QuietStep):
 
     @property
     def _beside(self) -> list[str]:
-        """Paths of what operators have put beside a hive.conf of Hive's: descriptions of models and templates, keys of adapters."""
+        """Paths of what operators have put beside a hive.conf of Hive's: descriptions of models and templates, and
+        keys of adapters."""
         if not self._box.manifest.knows(layout.CONF_FILE):
             return []
         beside = (layout.MODELS_D, layout.TEMPLATES_D, layout.ADAPTER_KEYS)

@@ -17,8 +17,10 @@ SCRIPT = ".py"
 def script_of(command: Sequence[str], python: str) -> list[str] | None:
     """The arguments of the interpreter, from the script on; None for an ordinary program.
 
-    >>> script_of(["/srv/agent.py", "-v"], "/venv/bin/python"), script_of(["python3", "-m", "agent"], "/venv/bin/python")
-    (['/srv/agent.py', '-v'], ['-m', 'agent'])
+    >>> script_of(["/srv/agent.py", "-v"], "/venv/bin/python")
+    ['/srv/agent.py', '-v']
+    >>> script_of(["python3", "-m", "agent"], "/venv/bin/python")
+    ['-m', 'agent']
     >>> script_of(["/venv/bin/python", "/srv/agent"], "/venv/bin/python")
     ['/srv/agent']
     >>> [script_of(words, "/venv/bin/python") for words in (["python", "-O", "a.py"], ["/usr/bin/python3", "/a.py"])]

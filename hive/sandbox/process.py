@@ -281,6 +281,8 @@ class RunningProcess:
         if (inner := self.take_inner()) is not None:
             inner.close()
         if self.ended_fd >= 0:
+            if self._child is None:
+                reaped_here(self.ended_fd)
             os.close(self.ended_fd)
             self.ended_fd = -1
         if self._child is not None:
@@ -532,7 +534,7 @@ class ProcessRuntime:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
         if not leaders and spec.template is not None and leaf is not None:
-            leaders = process_fork.leading(leaf.pids(), snapshot)
+            leaders = process_fork.leading(leaf.pids(), snapshot, mark)
         if not leaders:
             return None
         main = Identity.of(leaders[0])

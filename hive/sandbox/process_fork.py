@@ -104,11 +104,13 @@ def order_of(agent: str, spec: SandboxSpec, template: TemplateSpec, env: Mapping
     )
 
 
-def leading(pids: list[int], snapshot: ProcessTable) -> list[ProcessStat]:
+def leading(pids: list[int], snapshot: ProcessTable, mark: str) -> list[ProcessStat]:
     """The leaders of sessions among them that none of them has started, oldest first: in an agent's cgroup, the agent.
 
-    For a template's child on a kernel that shows the template's environment as its own.
+    For a template's child on a kernel that shows the template's environment as its own: without any mark.
     """
-    stats = [snapshot.processes[pid] for pid in pids if pid in snapshot.processes]
+    name = mark.partition("=")[0].encode() + b"="
+    marked = {pid for pid in pids if any(each.startswith(name) for each in snapshot.environments.get(pid, ()))}
+    stats = [snapshot.processes[pid] for pid in pids if pid in snapshot.processes and pid not in marked]
     found = [stat for stat in stats if stat.pid == stat.session and stat.parent not in pids]
     return sorted(found, key=lambda stat: stat.start_ticks)

@@ -123,7 +123,7 @@ class TemplateTable:
         except BaseException as error:
             child.kill()
             child.close()
-            if isinstance(error, HiveError):
+            if isinstance(error, Distrusted):
                 await self.distrust(template, error.message)
             raise
         return child

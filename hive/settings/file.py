@@ -141,7 +141,7 @@ def described_files(directory: Path) -> list[Path]:
 
 
 def model_files(directory: Path) -> list[Path]:
-    """The files of models.d, or of templates.d, by name: regular ones that end with .toml and do not begin with a dot."""
+    """The files of one of these, by name: regular ones that end with .toml and do not begin with a dot."""
     try:
         found = sorted(directory.iterdir())
         return [path for path in found if path.suffix == ".toml" and path.name[0] != "." and path.is_file()]
@@ -307,8 +307,7 @@ class _Draft:
         self._named[kind].append(name)
 
     def take_tables(self, kind: str, tables: Mapping[str, Any], where: str) -> None:
-        """The models, tasks or templates of one file of models.d or templates.d: name -> its keys, with the types of TOML. `where` names the
-        file."""
+        """The models, tasks or templates of one file: name -> its keys, with the types of TOML. `where` names it."""
         for name, values in tables.items():
             section, said = f"{kind} {name}", f"{where}: [{kind}.{name!r}]"
             if not isinstance(values, dict):

@@ -16,7 +16,7 @@ _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _RECIPE = rf"([a-z][a-z0-9_-]*|{_MODULE}:[A-Za-z_]\w*)"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OF_AGENTS = ("HIVE_", "OPENAI_", "OLLAMA_HOST")
-"""What an agent's environment has from Hive: a template has none of it."""
+"""Beginnings of the names that Hive sets for each agent: a template has none of them."""
 
 
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):

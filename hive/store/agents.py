@@ -131,7 +131,8 @@ def allocate_uid(
     if held is not None:
         return int(held["uid"])
     freed = conn.execute(
-        f"SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ? AND {_OF_NO_BLOCK} ORDER BY uid",
+        "SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ?"
+        f" AND {_OF_NO_BLOCK} ORDER BY uid",
         (first_uid, freed_before),
     )
     uid = next((int(row[0]) for row in freed if row[0] not in in_use), None)

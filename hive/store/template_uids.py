@@ -23,11 +23,11 @@ class UidBlock(NamedTuple):
     """`first` is the template's own uid, the last one is nobody's; those between are its agents'."""
 
     first: int
-    count: int = UIDS
+    size: int = UIDS
 
     @property
     def last(self) -> int:
-        return self.first + self.count - 1
+        return self.first + self.size - 1
 
     @property
     def of_agents(self) -> range:
@@ -120,7 +120,7 @@ def _is_free(conn: sqlite3.Connection, block: UidBlock, in_use: Collection[int],
 
 
 def _put(conn: sqlite3.Connection, template: str, owner: str, block: UidBlock) -> UidBlock:
-    conn.execute("INSERT INTO template_uids VALUES (?, ?, ?, ?)", (block.first, block.count, template, owner))
+    conn.execute("INSERT INTO template_uids VALUES (?, ?, ?, ?)", (block.first, block.size, template, owner))
     mark(conn, template, block)
     return block
 

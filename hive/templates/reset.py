@@ -5,6 +5,7 @@ This cannot be made so: the secret of `hash()`, addresses, and what packages hav
 
 from __future__ import annotations
 
+import codecs
 import faulthandler
 import gc
 import io
@@ -81,6 +82,7 @@ def streams(env: dict[str, str]) -> None:
     """stdin, stdout and stderr anew over descriptors 0 to 2; log handlers that had the old ones get these."""
     before = sys.stdin, sys.stdout, sys.stderr
     encoding, _, errors = env.get("PYTHONIOENCODING", "").partition(":")
+    encoding = encoding and codecs.lookup(encoding).name
     unbuffered = bool(env.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = before[number]
@@ -91,7 +93,7 @@ def streams(env: dict[str, str]) -> None:
             mode,
             encoding=encoding or str(getattr(old, "encoding", "utf-8")),
             errors="backslashreplace" if number == 2 else chosen,
-            unbuffered=unbuffered and mode == "w",
+            unbuffered=unbuffered,
         )
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)
@@ -103,8 +105,9 @@ _old_streams: list[object] = []
 
 def _stream(number: int, mode: str, *, encoding: str, errors: str, unbuffered: bool) -> io.TextIOWrapper:
     """As `create_stdio` in CPython's pylifecycle.c makes it."""
-    binary: Any = open(number, f"{mode}b", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115 - for good
-    raw = binary if unbuffered else binary.raw
+    is_raw = unbuffered and mode == "w"
+    binary: Any = open(number, f"{mode}b", 0 if is_raw else -1, closefd=False)  # noqa: SIM115 - for good
+    raw = binary if is_raw else binary.raw
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     made = io.TextIOWrapper(
         binary,

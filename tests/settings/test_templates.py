@@ -32,7 +32,12 @@ def test_both_places_describe_templates(tmp_path: Path) -> None:
     )
     assert list(found.settings.templates) == ["lg", "oa"]
     lg, oa = found.settings.templates.values()
-    assert (lg.owner, lg.memory_mb, lg.pin, described_env(lg.env)) == ("team-a", 256, True, {"A": "1", "B": "two words"})
+    assert (lg.owner, lg.memory_mb, lg.pin, described_env(lg.env)) == (
+        "team-a",
+        256,
+        True,
+        {"A": "1", "B": "two words"},
+    )
     assert (oa.owner, oa.imports, oa.warm) == ("default", "openai, httpx", "openai, m.n:f")
     assert described_env(oa.env) == {"A": "1", "B": "it's, quoted"}
     assert str(found.origins["template oa.python"]) == f"file {tmp_path}/templates.d/more.toml"
@@ -85,6 +90,6 @@ def test_a_template_is_changed_where_it_is_described(tmp_path: Path) -> None:
     change = set_value(tmp_path / "hive.conf", "template lg.pin", "yes", dry_run=False)
     assert (change.before, change.after, change.apply) == (None, "yes", ["systemctl restart hive-daemon"])
     assert load(tmp_path / "hive.conf", env={}).settings.templates["lg"].pin
-    with pytest.raises(ConfigError, match="oa is described in .*templates.d/one.toml"):
+    with pytest.raises(ConfigError, match=r"oa is described in .*templates.d/one.toml"):
         set_value(tmp_path / "hive.conf", "template oa.pin", "yes", dry_run=False)
     assert applied_by(Name("template lg", "pin")) == ["systemctl restart hive-daemon"]

@@ -74,7 +74,7 @@ def test_a_block_lies_where_no_process_and_no_nobody_is(conn: sqlite3.Connection
     assert block(conn, in_use=frozenset({FIRST + 7, FIRST + 100})).first == FIRST + 101
     low = reserve(conn, "low", "default", first_uid=65400, in_use=frozenset(), described={("lg", "default")})
     assert low.first > 65535
-    conn.execute("INSERT INTO uids VALUES (?, 'x', NULL)", (2**32 - 300,))
+    conn.execute("INSERT INTO uids VALUES (?, 'x', NULL)", (2**32 - 100,))
     with pytest.raises(Saturated, match="no block of uids is left"):
         block(conn, "high")
 
