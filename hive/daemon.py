@@ -547,6 +547,7 @@ class Daemon:
             pool=self._pool,
             api=self._api_at,
             speculation=self._speculation,
+            templates=self._templates,
         )
         orders = PoolOrders(
             self._pool,

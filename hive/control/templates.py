@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
@@ -18,7 +18,7 @@ from hive.link.helper import TemplateStat
 from hive.link.specs import TemplateSpec
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
-from hive.settings.templates import TemplateRow, described_env, listed
+from hive.settings.templates import described_env, listed
 from hive.shapes.templates import TemplateList, TemplateView
 from hive.store import template_uids
 from hive.store.database import Database
@@ -212,12 +212,9 @@ class TemplateDesk:
             self._audit_log.note("template.stale", detail={"template": name, "agents": len(stat.agents)})
 
     @property
-    def faulty(self) -> Iterable[tuple[str, TemplateStat]]:
-        """Those that failed, or are stale, as they were seen last."""
-        return [(name, stat) for name, stat in (self._seen or {}).items() if stat.state == "failed" or stat.is_stale]
-
-    def row_of(self, name: str) -> TemplateRow | None:
-        return self._rows.get(name)
+    def failed(self) -> dict[str, str]:
+        """Those that do not start, as they were seen last, with the reason."""
+        return {name: stat.why for name, stat in (self._seen or {}).items() if stat.state == "failed"}
 
     async def metrics(self) -> dict[str, Values | None]:
         """None where there is no template: nothing is asked for it."""
