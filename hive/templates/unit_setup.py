@@ -24,7 +24,7 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECCOMP_MODE_FILTER = 2
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_STRICTATIME = 1, 2, 4, 32, 4096, 1 << 24
 MOVE_MOUNT, MOVE_MOUNT_F_EMPTY_PATH = 429, 4
 AT_FDCWD = -100
 KEYCTL = {"x86_64": 250, "aarch64": 219}
@@ -103,8 +103,9 @@ def own_mounts(place: dict[str, Any], fds: list[int]) -> None:
     for path in place["empty"]:
         _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,{TMPFS}")
     for path in place["fresh"]:
-        _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{TMPFS}")
-    for path, fd in zip(place["trees"], fds):
+        _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV | MS_STRICTATIME, f"mode=1777,{TMPFS}")
+    for at, path in enumerate(place["trees"]):
+        fd = fds[at]
         os.makedirs(path, exist_ok=True)
         words = ctypes.c_int(fd), b"", ctypes.c_int(AT_FDCWD), os.fsencode(path), ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
         call("syscall", ctypes.c_long(MOVE_MOUNT), *words)
