@@ -194,6 +194,7 @@ class UnitRuntime:
         await _has_ended_stub(unit, places.cgroup)
         if pids := Leaf(places.cgroup).pids():
             raise WrongState(f"processes are left in {unit}: {pids}")
+        write_script(places.root_step, unit_plan.ROOT_STEP)  # for programs inside it
         place = template_unit_plan.place_of(places)
         order = msgspec.structs.replace(
             order_of(agent, _apart(spec), of, env),
