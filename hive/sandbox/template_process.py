@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -80,6 +81,9 @@ class ProcessTemplates:
                 )
             finally:
                 os.close(its)
+            if spec.pin:
+                with contextlib.suppress(OSError):  # without the right to it the template says that it is not pinned
+                    resource.prlimit(child.pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
             made.pop_all()
         return TemplateChild(spec, child, leaf, fence, out)
 
@@ -131,7 +135,10 @@ class TemplateChild:
         return self._printed.decode(errors="replace").strip().rpartition("\n")[2]
 
     async def kill(self) -> bool:
-        """The fork server alone: its children are no part of it any more."""
+        """A child that was not released is of it yet; those that were have gone to groups of their own."""
+        if self._leaf is not None:
+            with contextlib.suppress(OSError):
+                self._leaf.kill()
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.ended_fd, signal.SIGKILL)
         await wait_until_over(lambda: has_ended(self.ended_fd), KILL_S)

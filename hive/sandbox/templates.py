@@ -238,15 +238,15 @@ def _stat(entry: _Entry, forked: Mapping[str, str]) -> TemplateStat:
 
 
 def held(process: TemplateProcess) -> tuple[int, int]:
-    """Bytes of RAM charged to a template (without a memory controller its PSS), and of them those that others map."""
+    """Bytes of RAM charged to a template (without a memory controller its anonymous memory), and of them those that
+    others map too. Of files nothing counts as shared: programs share those without a template."""
     sizes = rollup(process.main.pid)
-    shared = sizes.get("Shared_Clean", 0) + sizes.get("Shared_Dirty", 0)
+    anonymous = sizes.get("Anonymous", 0)
+    charged = anonymous
     if process.group is not None:
         with contextlib.suppress(OSError, ValueError):
             charged = int((process.group / "memory.current").read_text())
-            return charged, min(charged, shared)
-    own = sizes.get("Private_Clean", 0) + sizes.get("Private_Dirty", 0)
-    return sizes.get("Pss", 0), max(0, sizes.get("Pss", 0) - own)
+    return charged, min(charged, max(0, anonymous - sizes.get("Private_Dirty", 0)))
 
 
 def rollup(pid: int) -> dict[str, int]:

@@ -143,9 +143,9 @@ def spec(paths: Paths, agent: str, command: list[str], **more: object) -> Sandbo
 
 
 def template(paths: Paths, **more: object) -> TemplateSpec:
-    """A template of the system's Python, as root with uids of its own: below those of `uid_of`."""
-    first = AGENT_UID if os.geteuid() == 0 else None
-    plain = TemplateSpec(name="t", python=PYTHON, imports=["json"], first_uid=first, uids=2000)
+    """A template of the system's Python, as root with a block of uids around those of A and B."""
+    uid = uid_of(A)
+    plain = TemplateSpec(name="t", python=PYTHON, imports=["json"], first_uid=None if uid is None else uid - 100)
     return msgspec.structs.replace(plain, **more)
 
 
