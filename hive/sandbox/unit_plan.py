@@ -251,14 +251,19 @@ def properties_inside(
     helper: str,
     stdio: list[str],
     terminal: str,
+    private: dict[str, str] | None = None,
 ) -> Properties:
     """The properties of a program inside the agent of `unit`: the same sandbox, that agent's /tmp and IPC, other
     input and output. It is in the agent's control group, so its limits are that unit's, but for open files.
 
     `stdio`: files for stdin, stdout and stderr; `terminal`: the one it has instead, empty for none. `helper`: the
-    service with which it ends, empty where that is none.
+    service with which it ends, empty where that is none. `private`: directories of this host by where the agent has
+    them, for one that was forked: its network is not its unit's, and joined is all of a unit or nothing. IPC is its own
+    then.
     """
     left_out = {"ExecStop", "StandardOutput", "StandardError", "MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
+    if private is not None:
+        left_out.add("PrivateTmp")
     kept = [(name, value) for name, value in properties(spec, places, network) if name not in left_out]
     if terminal:
         streams = [("TTYPath", terminal), *((f"Standard{way}", "tty") for way in ("Input", "Output", "Error"))]
@@ -266,7 +271,10 @@ def properties_inside(
         ways = zip(("Input", "Output", "Error"), stdio, strict=True)
         streams = [(f"Standard{way}", f"file:{path}") for way, path in ways]
     ends_with = [("BindsTo", helper)] if helper else []
-    return [*kept, ("JoinsNamespaceOf", unit), *ends_with, *streams]
+    shared = [("JoinsNamespaceOf", unit)]
+    if private is not None:
+        shared = [("BindPaths", f"{quoted(source)}:{quoted(target)}") for target, source in private.items()]
+    return [*kept, *shared, *ends_with, *streams]
 
 
 def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null", said: str = "") -> str:

@@ -28,4 +28,5 @@ def main() -> None:
     os.execve(order["command"][0], order["command"], order["env"])
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -298,7 +298,7 @@ async def test_a_program_inside_it_has_its_files_and_its_network(daemon: Daemon)
     body = "import time\nopen('/tmp/mine', 'w').write('x')\nopen('here', 'w').write('y')\n"
     pid = await started(daemon, agent, ["-c", body + IDLE])
     await until((PATHS.home(agent) / "here").exists)
-    inside = await ran(daemon, agent, "sh", "-c", "cat /tmp/mine here; readlink /proc/self/ns/net; id -u")
+    inside = await ran(daemon, agent, "sh", "-c", "cat /tmp/mine here; echo; readlink /proc/self/ns/net; id -u")
     assert inside.code == 0, inside
     assert inside.output.decode().split() == ["xy", os.readlink(f"/proc/{pid}/ns/net"), str(FIRST + int(agent[1:]))]
 
