@@ -45,7 +45,7 @@ NO_NETWORK = ["--no-network"] if os.geteuid() == 0 else []
 
 
 def why_not() -> str:
-    """Why the system's Python cannot use the packages of this one."""
+    """Says why the system's Python cannot use the packages of this one."""
     told = subprocess.run([PYTHON, "-V"], capture_output=True, text=True, check=False).stdout
     here = sysconfig.get_python_version()
     return "" if f" {here}." in told else f"{PYTHON} is {told.strip()}, the packages here are for {here}"
@@ -98,7 +98,7 @@ owner = acme
 
 
 def command(hive: Stack, *words: str, code: int = 0, cwd: Path | None = None) -> str:
-    """What a `hive` command prints, on either output; it ends with `code`."""
+    """Runs a `hive` command, which ends with `code`, and returns what it printed on either output."""
     line = [sys.executable, "-m", "hive", *words[:2], "--state-dir", str(hive.state), *words[2:]]
     ran = subprocess.run(line, capture_output=True, text=True, check=False, cwd=cwd or hive.programs, timeout=180)
     assert ran.returncode == code, (ran.stdout, ran.stderr)
@@ -137,10 +137,14 @@ def test_two_agents_of_a_template_live_as_agents_do(hive: Stack) -> None:
         assert first["text"].startswith("[hive-demo]")
         view = hive.get(f"/api/agents/{name}")
         assert (view["template"], view["template_note"]) == ("oa", "")
-        assert view["requests"] >= 1
+        until(lambda name=name: hive.get(f"/api/agents/{name}")["requests"], within_s=60, what="its use")  # type: ignore[misc]
     found = template(hive, "oa")
     assert (found["state"], found["why"], found["agents"], found["older"]) == ("ready", "", ["ann", "ben"], [])
     assert found["held_bytes"] > found["shared_bytes"] > 0
+    assert found["saved_bytes"] > 0
+    if os.geteuid() == 0:
+        block = range(found["first_uid"] + 1, found["first_uid"] + found["uids"] - 1)
+        assert all(hive.get(f"/api/agents/{name}")["uid"] in block for name in ("ann", "ben"))
     assert "oa " in command(hive, "template", "list")
     assert "2 of 2" in command(hive, "template", "list")
     assert "Template: oa\n" in command(hive, "agent", "show", "ann")

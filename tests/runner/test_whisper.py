@@ -18,6 +18,7 @@ import pytest
 from tests import whisper
 from tests.whisper import SPOKEN, WhisperRunner, word_error_rate
 
+pytestmark = pytest.mark.engines
 MOST_WRONG = 0.25
 """Of the words. The smallest model hears a synthetic voice with 5 to 15 % of them wrong."""
 
