@@ -19,8 +19,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class AgentProgram(NamedTuple):
-    """One kind of agent. `file`: its script in programs/. `packages`: what pip (or npm) installs for it. `imports`: what
-    a template of it imports, `warm`: the recipe that warms it; empty where there can be no template. `said`: in words.
+    """An agent of one kind. `file`: its script in programs/. `packages`: what pip (or npm) installs for it. `imports`:
+    what a template of it imports, `warm`: the recipe that warms it; empty where there can be no template. `said`: in
+    words.
     """
 
     kind: str
@@ -34,7 +35,9 @@ class AgentProgram(NamedTuple):
 PROGRAMS: dict[str, AgentProgram] = {
     program.kind: program
     for program in (
-        AgentProgram("openai", "openai_agent.py", ("openai",), ("openai", "http.server"), "openai", "Python with openai"),
+        AgentProgram(
+            "openai", "openai_agent.py", ("openai",), ("openai", "http.server"), "openai", "Python with openai"
+        ),
         AgentProgram(
             "langgraph",
             "langgraph_agent.py",
@@ -98,7 +101,9 @@ def why_not_python(interpreter: str, program: AgentProgram) -> str:
     reading, writing = os.pipe()
     with open(reading, errors="replace") as output:
         try:
-            child = spawn([interpreter, "-c", f"import {wanted}"], env=plain_env(), uid=NOBODY, cwd="/", stdout_fd=writing)
+            child = spawn(
+                [interpreter, "-c", f"import {wanted}"], env=plain_env(), uid=NOBODY, cwd="/", stdout_fd=writing
+            )
         except Exception as error:  # whatever it is, it is said
             return f"it cannot be started as another user than root ({error})"
         finally:

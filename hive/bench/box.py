@@ -34,11 +34,11 @@ mount --bind {box} {mount}
 if [ {leaf} ]; then mkdir -p {mount}/hive; echo $$ > {mount}/hive/cgroup.procs; fi
 exec "$@"
 """
-"""What `unshare` runs: the box takes the place of the root of its hierarchy. In v2 a group with groups below it holds no
-processes: Hive moves into one of its own."""
+"""Runs by `unshare`: the box takes the place of the root of its hierarchy. In v2 a group with groups below it holds no
+processes, so Hive moves into one of its own."""
 
 
-class Box:
+class MemoryBox:
     """A memory cgroup of `size_bytes`. `device`: the zram swap whose memory belongs to the box too, empty for none."""
 
     def __init__(self, path: Path, size_bytes: int, *, is_v1: bool, device: str = "") -> None:
@@ -50,10 +50,10 @@ class Box:
         self._most_over = 0
 
     def __repr__(self) -> str:
-        return f"<Box {self.path.name} {self.used_bytes() // MIB} + {self.zram_bytes() // MIB} MiB>"
+        return f"<MemoryBox {self.path.name} {self.used_bytes() // MIB} + {self.zram_bytes() // MIB} MiB>"
 
     @classmethod
-    def make(cls, label: str, size_bytes: int, *, device: str = "", swaps: bool = True) -> Box:
+    def make(cls, label: str, size_bytes: int, *, device: str = "", swaps: bool = True) -> MemoryBox:
         """An empty box. `swaps` false: nothing of it is ever swapped, whatever swap the host has.
 
         Raises NotSupported where no memory cgroup may be written here.

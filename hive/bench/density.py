@@ -3,6 +3,7 @@
 `measured` is the whole of it. Driver and stub are outside the box; Hive and all agents are inside.
 """
 
+# ruff: noqa: ASYNC240 - nobody else waits for this loop
 from __future__ import annotations
 
 import asyncio
@@ -21,17 +22,17 @@ from typing import Any, NamedTuple
 from hive import __version__
 from hive.bench import agent_programs, leftovers, swapping
 from hive.bench.agent_programs import Chosen
-from hive.bench.box import MIB, Box
-from hive.bench.driver import FULL, QUICK, Pace, measure
-from hive.bench.leftovers import Leftovers
+from hive.bench.box import MIB, MemoryBox, place
+from hive.bench.driver import FULL, QUICK, BurstPace, measure
+from hive.bench.leftovers import RunRecord
 from hive.bench.search import (
+    Edge,
     Series,
     Step,
     edge,
     first_guess,
     marginal_mib,
     next_agents,
-    percentile,
     times,
 )
 from hive.bench.villages import (
@@ -71,8 +72,8 @@ FILE_SHARE = 0.15
 Say = Callable[[str], None]
 
 
-class Order(NamedTuple):
-    """What is asked for. `burst`: share of the agents that has a turn at a time; `ways`: of WAYS, in their order."""
+class DensityOrder(NamedTuple):
+    """An order for one run. `burst`: share of the agents that has a turn at a time; `ways`: of WAYS, in their order."""
 
     box_mib: int
     swap: str
@@ -81,15 +82,15 @@ class Order(NamedTuple):
     quick: bool
     python: Path | None = None
     ways: Sequence[str] = WAYS
-    pace: Pace | None = None
+    pace: BurstPace | None = None
     most: int = MOST
 
     @property
-    def tempo(self) -> Pace:
+    def tempo(self) -> BurstPace:
         return self.pace or (QUICK if self.quick else FULL)
 
 
-def measured(order: Order, *, say: Say) -> dict[str, Any]:
+def measured(order: DensityOrder, *, say: Say) -> dict[str, Any]:
     """The whole run, as `hive bench density --json` prints it. Leaves nothing behind, Ctrl-C and SIGTERM included.
 
     Raises NotPermitted, NotSupported, Saturated (another run), HiveError, KeyboardInterrupt.
@@ -119,7 +120,7 @@ async def _interruptible(work: Any) -> dict[str, Any]:
 class _Run:
     """The state of one run."""
 
-    def __init__(self, order: Order, chosen: Chosen, left: Leftovers, say: Say) -> None:
+    def __init__(self, order: DensityOrder, chosen: Chosen, left: RunRecord, say: Say) -> None:
         self._order = order
         self._chosen = chosen
         self._left = left
@@ -137,7 +138,7 @@ class _Run:
         agent_programs.copy_to(self._directory / "programs")
         try:
             stub_port = await self._start_stub()
-            ways = [await self._way(way, stub_port) for way in WAYS if way in self._order.ways]
+            ways = await self._all_ways(stub_port)
         finally:
             if self._stub is not None:
                 self._stub.kill()
@@ -168,6 +169,19 @@ class _Run:
             "ways": compared(ways),
         }
 
+    async def _all_ways(self, stub_port: int) -> list[dict[str, Any]]:
+        """Each way gets its share of the time that is left; one that is skipped leaves the others more."""
+        wanted = [way for way in WAYS if way in self._order.ways]
+        until = time.monotonic() + self._order.tempo.way_s * len(wanted)
+        found = {way: _unmeasured(way, why) for way in wanted if (why := self._why_not(way))}
+        for way, skipped in found.items():
+            self._say(f"{WAY_NAMES[way]}: skipped, {skipped['skipped']}")
+        there = [way for way in wanted if way not in found]
+        for number, way in enumerate(there):
+            now = time.monotonic()
+            found[way] = await self._way(way, stub_port, until=now + (until - now) / (len(there) - number))
+        return [found[way] for way in wanted]
+
     async def _start_stub(self) -> int:
         port_file = self._directory / "stub.port"
         self._stub = start_process(
@@ -188,22 +202,19 @@ class _Run:
         base = TURN_S * 2 if self._base_p95_s is None else self._base_p95_s
         return round(SLO_FILE_S if self._order.swap == "file" else base + SLO_OVER_S, 3)
 
-    async def _way(self, way: str, stub_port: int) -> dict[str, Any]:
-        """One way, measured; or why it is not."""
-        found: dict[str, Any] = {"way": way, "name": WAY_NAMES[way], "skipped": "", "steps": [], "edge": None}
-        why_not = self._why_not(way)
-        if why_not:
-            self._say(f"{WAY_NAMES[way]}: skipped, {why_not}")
-            return {**found, "skipped": why_not}
+    async def _way(self, way: str, stub_port: int, *, until: float) -> dict[str, Any]:
+        """One way, measured; no step begins after `until`."""
+        if time.monotonic() > until:
+            return _unmeasured(way, "no time was left for it")
         self._say(f"{WAY_NAMES[way]} …")
         swap = "none" if way == "none" else self._order.swap
         async with self._boxed(swap) as box:
             search = _Search(self, way, swap, Ground(box, self._directory, stub_port))
             try:
-                return {**found, **await search.whole()}
+                return {**_unmeasured(way, ""), **await search.whole(until)}
             except HiveError as error:
                 self._say(f"{WAY_NAMES[way]}: {error.message}")
-                return {**found, "skipped": error.message}
+                return _unmeasured(way, error.message)
 
     def _why_not(self, way: str) -> str:
         if way not in ("templates", "ready"):
@@ -213,7 +224,7 @@ class _Run:
         return why_no_templates() if way == "templates" else why_no_ready_state()
 
     @contextlib.asynccontextmanager
-    async def _boxed(self, swap: str) -> AsyncIterator[Box]:
+    async def _boxed(self, swap: str) -> AsyncIterator[MemoryBox]:
         """A box with swap of its own, and a task that keeps its limit where it belongs."""
         device = ""
         size_bytes = self._order.box_mib * MIB
@@ -223,7 +234,7 @@ class _Run:
         label = str(os.getpid())
         path = _box_path(label)
         self._left.add_group(path)
-        box = Box.make(label, size_bytes, device=device if swap == "zram" else "", swaps=swap != "none")
+        box = MemoryBox.make(label, size_bytes, device=device if swap == "zram" else "", swaps=swap != "none")
         fitting = spawn(_fit(box), name="fit the box")
         try:
             yield box
@@ -246,7 +257,7 @@ class _Run:
         return HiveVillage(ground, self._chosen, template=way == "templates")
 
     @property
-    def order(self) -> Order:
+    def order(self) -> DensityOrder:
         return self._order
 
     @property
@@ -275,24 +286,21 @@ class _Search:
         self._ended = ""
         self._note = ""
 
-    async def whole(self) -> dict[str, Any]:
-        order, until = self._run.order, time.monotonic() + self._run.order.tempo.way_s
+    async def whole(self, until: float) -> dict[str, Any]:
+        objective_s, most = self._run.objective_s, self._run.order.most
         try:
             agent_mib, guess = await self._probe()
-            while True:
-                # The reference is an easy step of its own: far from the edge nobody is swapped.
-                wanted = next_agents(
-                    guess, self._steps, objective_s=self._run.objective_s, swap=self._swap, most=order.most
-                )
-                if wanted is None:
-                    break
+            objective_s = self._run.objective_s  # the reference may be of this probe
+            while (
+                wanted := next_agents(guess, self._steps, objective_s=objective_s, swap=self._swap, most=most)
+            ) is not None:
                 if self._steps and time.monotonic() > until:
                     self._ended = f"no time for another step (at {wanted})"
                     break
                 self._steps.append(await self._step(wanted))
         finally:
             await self._leave()
-        found = edge(self._steps, objective_s=self._run.objective_s)
+        found = edge(self._steps, objective_s=objective_s)
         return {
             "hive_mib": round(self._hive_mib, 1),
             "agent_mib": round(agent_mib, 2),
@@ -331,14 +339,12 @@ class _Search:
             seen.append((agents, _mib(box)))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
         asleep_mib = marginal_mib(seen[0], seen[1])
-        shared_mib = max(0.0, seen[1][1] - more * asleep_mib - self._hive_mib)
+        base_mib = 0.0 if self._way == "none" else max(0.0, seen[1][1] - more * asleep_mib)  # Hive, a template
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst
         if self._swap == "file":
             mib = max(mib, awake_mib * FILE_SHARE)
-        if self._way == "none":
-            shared_mib = 0.0
-        guess = first_guess(box.size_bytes / MIB, self._hive_mib, mib, shared_mib=shared_mib)
+        guess = first_guess(box.size_bytes / MIB, base_mib, mib)
         self._run.say(f"  one more agent takes {mib:.1f} MiB, Hive {self._hive_mib:.0f} MiB: about {guess} agents")
         return mib, guess
 
@@ -403,19 +409,31 @@ class _Search:
             await village.close()
 
 
-async def _fit(box: Box) -> None:
+def _unmeasured(way: str, why: str) -> dict[str, Any]:
+    return {
+        "way": way,
+        "name": WAY_NAMES[way],
+        "skipped": why,
+        "hive_mib": None,
+        "agent_mib": None,
+        "first_guess": None,
+        "steps": [],
+        "edge": None,
+        "note": "",
+    }
+
+
+async def _fit(box: MemoryBox) -> None:
     while True:
         box.fit()
         await asyncio.sleep(FIT_EVERY_S)
 
 
 def _box_path(label: str) -> Path:
-    from hive.bench.box import place
-
     return place(label, Path("/proc/self/mounts").read_text())[0]
 
 
-def _mib(box: Box) -> float:
+def _mib(box: MemoryBox) -> float:
     return (box.used_bytes() + box.zram_bytes()) / MIB
 
 
@@ -437,11 +455,7 @@ def said(one: Series) -> str:
 
 def compared(ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each way with `times`: how many times the agents of the kernel alone; None where one of both is not known."""
-    from hive.bench.search import Edge
-
-    edges = {
-        way["way"]: Edge(*(way["edge"][name] for name in Edge._fields)) if way["edge"] else None for way in ways
-    }
+    edges = {way["way"]: Edge(*(way["edge"][name] for name in Edge._fields)) if way["edge"] else None for way in ways}
     kernel = edges.get("kernel")
     ratios = {name: times(found, kernel) for name, found in edges.items()}
     return [{**way, "times": None if (ratio := ratios[way["way"]]) is None else round(ratio, 2)} for way in ways]

@@ -18,8 +18,8 @@ BURST_S = 1.0
 """All turns of a burst begin within this."""
 
 
-class Target(NamedTuple):
-    """Where one agent takes its turns."""
+class CalledAgent(NamedTuple):
+    """An agent, and where it takes its turns."""
 
     name: str
     host: str
@@ -28,10 +28,11 @@ class Target(NamedTuple):
     token: str = ""
 
 
-class Pace(NamedTuple):
-    """How long and how often is measured. The first burst of a series is not counted.
+class BurstPace(NamedTuple):
+    """Times and counts of measuring. The first burst of a series is not counted.
 
-    `series` of each step; `bursts` counted in a series, one each `period_s`; `way_s`: no step of a way begins later.
+    `series` of each step; `bursts` counted in a series, one each `period_s`; `way_s`: a way has so long on the average,
+    no step of it begins later.
     """
 
     series: int
@@ -40,12 +41,12 @@ class Pace(NamedTuple):
     way_s: float
 
 
-FULL = Pace(series=2, bursts=10, period_s=4.5, way_s=720.0)
-QUICK = Pace(series=1, bursts=5, period_s=3.0, way_s=55.0)
+FULL = BurstPace(series=2, bursts=10, period_s=4.5, way_s=720.0)
+QUICK = BurstPace(series=1, bursts=5, period_s=3.0, way_s=60.0)
 
 
 class Turns:
-    """Who has a turn next: all agents in an order of chance, again and again.
+    """Chooses who has a turn next: all agents in an order of chance, again and again.
 
     >>> turns = Turns(random.Random(1))
     >>> sorted(turns.take(2, of=3) + turns.take(1, of=3))
@@ -77,7 +78,7 @@ def burst_size(agents: int, share: float) -> int:
 
 
 async def measure(
-    targets: Sequence[Target], share: float, pace: Pace, *, serving: Sequence[int], killed: Callable[[], int]
+    targets: Sequence[CalledAgent], share: float, pace: BurstPace, *, serving: Sequence[int], killed: Callable[[], int]
 ) -> Series:
     """One series. `serving`: pids of the stub and of Hive, whose CPU counts; `killed`: by the kernel, for memory."""
     chance = random.Random(len(targets))
@@ -110,19 +111,19 @@ def _ticks(pid: int) -> int:
     return 0 if stat is None else stat.cpu_ticks
 
 
-async def _late(after_s: float, target: Target) -> float | None:
+async def _late(after_s: float, target: CalledAgent) -> float | None:
     await asyncio.sleep(after_s)
     return await turn(target)
 
 
-async def turn(target: Target, path: str = "/turn") -> float | None:
+async def turn(target: CalledAgent, path: str = "/turn") -> float | None:
     """Seconds from the connect to the whole answer, a wake included; None where there is none, or another than 200."""
     begun = time.perf_counter()
     status = await ask("POST", target, path)
     return time.perf_counter() - begun if status == 200 else None
 
 
-async def ask(method: str, target: Target, path: str, *, within_s: float = TURN_S) -> int:
+async def ask(method: str, target: CalledAgent, path: str, *, within_s: float = TURN_S) -> int:
     """The status of the answer once all of it is there; 0 where there is none."""
     try:
         async with asyncio.timeout(within_s):
@@ -138,7 +139,7 @@ async def ask(method: str, target: Target, path: str, *, within_s: float = TURN_
     return int(words[1]) if len(words) > 2 and words[1].isdigit() else 0
 
 
-def _request(method: str, target: Target, path: str) -> bytes:
+def _request(method: str, target: CalledAgent, path: str) -> bytes:
     token = f"X-Hive-Token: {target.token}\r\n" if target.token else ""
     return (
         f"{method} {target.path}{path} HTTP/1.1\r\nHost: {target.host}\r\n{token}"

@@ -1,7 +1,7 @@
-"""What a density run has on this host at a time: swap, control groups, a directory. Cleaned at the end of the run, and
+"""The record of what a density run has on this host: swap, control groups, a directory. Cleaned at the end of the run, and
 what a killed run left at the begin of the next.
 
-One record, /run/hive-bench.json, written before a thing is made; it is locked as long as a run lives, so that two never
+It is /run/hive-bench.json, written before a thing is made; it is locked as long as a run lives, so that two never
 measure at once.
 """
 
@@ -37,14 +37,14 @@ class Left(msgspec.Struct, kw_only=True):
     zram_bytes: int = 0
 
 
-class Leftovers:
+class RunRecord:
     """The record of this run."""
 
     def __init__(self, left: Left) -> None:
         self.left = left
 
     def __repr__(self) -> str:
-        return f"<Leftovers {self.left}>"
+        return f"<RunRecord {self.left}>"
 
     def note(self, **changes: object) -> None:
         """Writes what is about to be made, or is gone."""
@@ -80,14 +80,14 @@ def _remove_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[Leftovers]:
-    """This is the only run on this host, and nothing of an earlier one is left; at the end nothing of this one.
+def alone() -> Iterator[RunRecord]:
+    """Holds the lock of runs; nothing of an earlier one is left, and at the end nothing of this one.
 
     Raises Saturated where another run goes on.
     """
     with open(LOCK, "a") as lock:
         _lock(lock)
-        leftovers = Leftovers(_read())
+        leftovers = RunRecord(_read())
         leftovers.clean()
         try:
             yield leftovers

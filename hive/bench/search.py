@@ -50,9 +50,7 @@ class Step(NamedTuple):
         >>> Step(8, (one, one)).fits(1.0), Step(8, (one, one._replace(p95_s=1.1))).fits(1.0), Step(8, ()).fits(1.0)
         (True, False, False)
         """
-        kept = (
-            not (each.failed or each.killed or each.overrun) and each.p95_s <= objective_s for each in self.series
-        )
+        kept = (not (each.failed or each.killed or each.overrun) and each.p95_s <= objective_s for each in self.series)
         return bool(self.series) and all(kept)
 
     @property
@@ -62,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """What the steps say. `fits`: the most agents that did, 0 for none; `misses`: the fewest that did not, None where
+    """An edge, by the steps. `fits`: the most agents that did, 0 for none; `misses`: the fewest that did not, None where
     none was tried. `agents`: the edge between the two as one number. `bound`: `between`, `at least` or `fewer than`."""
 
     agents: int
@@ -81,14 +79,14 @@ class Edge(NamedTuple):
         return f"{self.bound} {self.agents or self.misses}"
 
 
-def first_guess(box_mib: float, hive_mib: float, agent_mib: float, *, shared_mib: float = 0.0) -> int:
-    """The number of agents whose memory fills the box, by what Hive, the shared part and one more agent take.
+def first_guess(box_mib: float, base_mib: float, agent_mib: float) -> int:
+    """The number of agents whose memory fills the box, by what there is without them (Hive, a template) and what one
+    more of them takes.
 
-    >>> first_guess(1200, 130, 15.3), first_guess(300, 310, 15.3), first_guess(600, 130, 6.7, shared_mib=76)
-    (69, 1, 58)
+    >>> first_guess(1200, 130, 15.3), first_guess(300, 310, 15.3)
+    (69, 1)
     """
-    left = box_mib - hive_mib - shared_mib
-    return max(1, int(left / max(agent_mib, 0.05)))
+    return max(1, int((box_mib - base_mib) / max(agent_mib, 0.05)))
 
 
 def marginal_mib(few: tuple[int, float], more: tuple[int, float]) -> float:
@@ -168,7 +166,7 @@ def edge(steps: Sequence[Step], *, objective_s: float) -> Edge | None:
 
 
 def times(one: Edge | None, other: Edge | None) -> float | None:
-    """How many times `other` agents `one` is; None where either is unknown or none.
+    """Divides one edge by the other; None where either is unknown or none.
 
     >>> times(Edge(22, 20, 25, "between"), Edge(11, 10, 12, "between"))
     2.0

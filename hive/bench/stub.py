@@ -1,7 +1,7 @@
 """The model's stand-in of a density run: `python stub.py PORT_FILE DELAY_S`. Standard library only.
 
-It speaks streamed `chat.completions` as vLLM does. The first call of a turn (its last message is the user's) is answered
-with a tool call, the second (the last one is the tool's) with text; each takes DELAY_S. It runs outside the box and
+It speaks streamed `chat.completions` as vLLM does. The first call of a turn (its last message is the user's) is
+answered with a tool call, the second (the last one is the tool's) with text; each takes DELAY_S. It runs outside the box and
 writes its port to PORT_FILE once it listens.
 """
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 MODEL = "stub"
-WORDS = "The hive of the north slope has two frames of honey and a queen that is marked with a blue dot".split()
+WORDS = ["The", "hive", "of", "the", "north", "slope", "has", "two", "frames", "of", "honey"]
 LISTED = {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm"}]}
 
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from hive.bench.agent_programs import NOBODY, Chosen, plain_env
-from hive.bench.box import Box
-from hive.bench.driver import Target, ask, waves
+from hive.bench.box import MemoryBox
+from hive.bench.driver import CalledAgent, ask, waves
 from hive.client.client import Client
 from hive.errors import HiveError, TimedOut
 from hive.host.process import children_of, spawn
@@ -58,7 +58,7 @@ warm = {warm}
 class Village(Protocol):
     """Agents in a box. `targets`: where each takes its turns, in the order of their starts. `serving`: pids of Hive."""
 
-    targets: list[Target]
+    targets: list[CalledAgent]
     serving: list[int]
 
     async def open(self) -> None:
@@ -75,17 +75,17 @@ class Village(Protocol):
 
 
 class Ground(NamedTuple):
-    """What every village of a run stands on: the box, the run's directory, the stub's port."""
+    """The things that every village of a run stands on: the box, the run's directory, the stub's port."""
 
-    box: Box
+    box: MemoryBox
     directory: Path
     stub_port: int
 
 
-class Ports:
+class FreePorts:
     """Free ports, each given once.
 
-    >>> ports = Ports(20_000, 20_100)
+    >>> ports = FreePorts(20_000, 20_100)
     >>> one, other = next(ports), next(ports)
     >>> 20_000 <= one < other <= 20_100
     True
@@ -107,7 +107,7 @@ class Ports:
         raise StopIteration
 
 
-async def until_it_answers(target: Target, *, within_s: float = START_S) -> bool:
+async def until_it_answers(target: CalledAgent, *, within_s: float = START_S) -> bool:
     """Whether it answers a GET in time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
@@ -121,11 +121,11 @@ class PlainVillage:
     """Agents as plain processes: the kernel alone, and nobody sleeps."""
 
     def __init__(self, ground: Ground, chosen: Chosen) -> None:
-        self.targets: list[Target] = []
+        self.targets: list[CalledAgent] = []
         self.serving: list[int] = []
         self._ground = ground
         self._chosen = chosen
-        self._ports = Ports(FIRST_PORT, LAST_PORT)
+        self._ports = FreePorts(FIRST_PORT, LAST_PORT)
         self._children: list[subprocess.Popen[bytes]] = []
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class PlainVillage:
     def _start_s(self) -> float:
         return START_S
 
-    def _start(self) -> Target:
+    def _start(self) -> CalledAgent:
         port = next(self._ports)
         log = os.open(self._ground.directory / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -169,14 +169,18 @@ class PlainVillage:
         finally:
             os.close(log)
         self._children.append(child)
-        return Target(f"a{len(self._children)}", "127.0.0.1", port)
+        return CalledAgent(f"a{len(self._children)}", "127.0.0.1", port)
 
-    def _why(self, started: Sequence[Target]) -> str:
+    def _why(self, started: Sequence[CalledAgent]) -> str:
         if killed := self._ground.box.killed():
             return f"{killed} killed for memory"
         ended = [child.returncode for child in self._children if child.poll() is not None]
         said = tail(self._ground.directory / "agents.log")
-        return f"{len(ended)} ended by themselves: {said}" if ended else f"{len(started)} did not answer within {START_S:g} s"
+        return (
+            f"{len(ended)} ended by themselves: {said}"
+            if ended
+            else f"{len(started)} did not answer within {START_S:g} s"
+        )
 
     async def rest(self) -> None:
         """Nobody sleeps."""
@@ -194,12 +198,12 @@ class HiveVillage:
     """Agents of a Hive, which is in the box with them. `template`: whether they are forked from one."""
 
     def __init__(self, ground: Ground, chosen: Chosen, *, template: bool = False) -> None:
-        self.targets: list[Target] = []
+        self.targets: list[CalledAgent] = []
         self.serving: list[int] = []
         self._ground = ground
         self._chosen = chosen
         self._template = template
-        self._ports = Ports(FIRST_PORT, LAST_PORT)
+        self._ports = FreePorts(FIRST_PORT, LAST_PORT)
         self._state = ground.directory / "state"
         self._up: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
@@ -262,7 +266,7 @@ class HiveVillage:
             self.targets += started
         return ""
 
-    async def _start(self, name: str) -> Target:
+    async def _start(self, name: str) -> CalledAgent:
         spec: dict[str, Any] = {
             "name": name,
             "command": self._chosen.command(self._ground.directory / "programs"),
@@ -275,7 +279,7 @@ class HiveVillage:
         await self._post("/api/agents", spec)
         await self._post(f"/api/agents/{name}/start")
         tokens = await self._get(f"/api/agents/{name}/tokens")
-        return Target(name, "127.0.0.1", self._ingress_port, f"/agents/{name}", str(tokens["ingress"]))
+        return CalledAgent(name, "127.0.0.1", self._ingress_port, f"/agents/{name}", str(tokens["ingress"]))
 
     def _why(self, said: str) -> str:
         killed = self._ground.box.killed()

@@ -11,10 +11,10 @@ frame = pandas.DataFrame(
 )
 
 
-def turn(messages):
+def turn(messages: serving.Messages) -> str:
     sums = frame.groupby((frame["day"] * 12).astype(int))["honey"].sum()
-    messages[0]["content"] += " Honey by month: %s" % ", ".join("%.1f" % found for found in sums)
-    return openai_agent.turn(messages)
+    messages[0]["content"] += " Honey by month: " + ", ".join(f"{found:.1f}" for found in sums)
+    return str(openai_agent.turn(messages))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """An agent with LangGraph and langchain-openai: `create_react_agent` with one tool, streamed."""
 
+from __future__ import annotations
+
 import os
 import warnings
+from typing import Any
 
 warnings.simplefilter("ignore")  # its deprecation of itself
 
@@ -15,7 +18,7 @@ look_up = tool(serving.look_up.__name__, description="Looks a word up in the boo
 )
 
 
-def make_graph():
+def make_graph() -> Any:
     model = ChatOpenAI(
         model=os.environ.get("HIVE_MODEL") or "stub",
         base_url=os.environ["OPENAI_BASE_URL"],
@@ -29,11 +32,11 @@ def make_graph():
 graph = make_graph()
 
 
-def turn(messages):
-    last = None
+def turn(messages: serving.Messages) -> str:
+    last: Any = None
     for state in graph.stream({"messages": messages}, stream_mode="values"):
         last = state["messages"][-1]
-    return last.content
+    return str(last.content)
 
 
 if __name__ == "__main__":

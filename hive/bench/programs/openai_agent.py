@@ -1,7 +1,10 @@
 """An agent with the package `openai`: a turn is two streamed calls, a tool in between."""
 
+from __future__ import annotations
+
 import json
 import os
+from typing import Any, Dict, Tuple
 
 import openai
 import serving
@@ -10,10 +13,10 @@ client = openai.OpenAI(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.enviro
 MODEL = os.environ.get("HIVE_MODEL") or "stub"
 
 
-def ask(messages):
+def ask(messages: serving.Messages) -> Tuple[str, Dict[int, Dict[str, str]]]:
     """(text, tool calls by their number) of one streamed answer."""
-    text, calls = [], {}
-    stream = client.chat.completions.create(
+    text, calls = [], {}  # type: ignore[var-annotated]
+    stream: Any = client.chat.completions.create(
         model=MODEL, messages=messages, tools=[serving.TOOL], stream=True, timeout=300
     )
     for chunk in stream:
@@ -25,7 +28,7 @@ def ask(messages):
     return "".join(text), calls
 
 
-def turn(messages):
+def turn(messages: serving.Messages) -> str:
     text, calls = ask(messages)
     if not calls:
         raise RuntimeError("the model called no tool")

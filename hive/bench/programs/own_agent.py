@@ -3,10 +3,13 @@
 Standard library only. A turn reads and writes a fifth of it, as others do, and asks the model twice.
 """
 
+from __future__ import annotations
+
 import http.client
 import json
 import os
 import urllib.parse
+from typing import Tuple
 
 import serving
 
@@ -17,16 +20,16 @@ url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 begun = [0]
 
 
-def touch():
+def touch() -> None:
     """The same fifth is in use for a while, as a working set is."""
     for piece in heap[: len(heap) // 5]:
         piece[begun[0] % PIECE_BYTES :: 4096] = os.urandom(len(range(begun[0] % PIECE_BYTES, PIECE_BYTES, 4096)))
     begun[0] += 1
 
 
-def ask(messages):
+def ask(messages: serving.Messages) -> Tuple[str, bool]:
     """(text, whether it called the tool) of one streamed answer."""
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=300)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=300)
     body = {
         "model": os.environ.get("HIVE_MODEL") or "stub",
         "messages": messages,
@@ -40,7 +43,7 @@ def ask(messages):
     connection.request("POST", url.path + "/chat/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != 200:
-        raise RuntimeError("status %d: %s" % (response.status, response.read(300)))
+        raise RuntimeError(f"status {response.status}: {response.read(300)!r}")
     text, called = [], False
     for line in response:
         if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
@@ -51,7 +54,7 @@ def ask(messages):
     return "".join(text), called
 
 
-def turn(messages):
+def turn(messages: serving.Messages) -> str:
     touch()
     _, called = ask(messages)
     if not called:

@@ -4,12 +4,17 @@ Standard library of Python 3.9 or newer. `POST /turn` is one turn and answers `{
 once. An agent gives `serve` a function that takes the history and returns the answer's text.
 """
 
+from __future__ import annotations
+
 import gc
 import http.server
 import json
 import os
 import random
 import string
+from typing import Any, Callable, Dict, List
+
+Messages = List[Dict[str, Any]]
 
 HISTORY_BYTES = 200_000
 INSTRUCTIONS = "You keep the books of an apiary. Look words up before you answer."
@@ -23,15 +28,15 @@ TOOL = {
 }
 
 
-def look_up(word):
+def look_up(word: str) -> str:
     """Looks a word up in the books."""
-    return "frames of %s: 2" % word
+    return f"frames of {word}: 2"
 
 
-def history():
+def history() -> Messages:
     """A conversation of 200 KB, another one in each agent."""
     letters = string.ascii_lowercase + "     "
-    messages = []
+    messages: Messages = []
     size = 0
     while size < HISTORY_BYTES:
         text = "".join(random.choices(letters, k=2000))
@@ -40,37 +45,37 @@ def history():
     return messages
 
 
-def recent(messages):
-    """What of the history is sent with a turn: a summary of all of it, and its last words."""
+def recent(messages: Messages) -> Messages:
+    """Chooses what of the history is sent with a turn: a summary of all of it, and its last words."""
     words = sum(len(message["content"].split()) for message in messages)
-    system = {"role": "system", "content": "%s (%d words so far)" % (INSTRUCTIONS, words)}
-    return [system] + messages[-3:]
+    system = {"role": "system", "content": f"{INSTRUCTIONS} ({words} words so far)"}
+    return [system, *messages[-3:]]
 
 
-def serve(turn):
+def serve(turn: Callable[[Messages], str]) -> None:
     """Serves turns at HIVE_AGENT_PORT until the end; one at a time, as an agent does."""
-    told = {"turn": 0, "messages": history()}
+    told: Dict[str, Any] = {"turn": 0, "messages": history()}
 
-    class Callers(http.server.BaseHTTPRequestHandler):
+    class TurnHandler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self):
+        def do_GET(self) -> None:
             self._answer({"turn": told["turn"]})
 
-        def do_POST(self):
+        def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if self.path == "/collect":
                 gc.collect()
                 self._answer({"turn": told["turn"]})
                 return
             told["turn"] += 1
-            question = {"role": "user", "content": "Turn %d: how much honey is there?" % told["turn"]}
-            messages = told["messages"] = told["messages"][2:] + [question]
+            question = {"role": "user", "content": f"Turn {told['turn']}: how much honey is there?"}
+            messages = told["messages"] = [*told["messages"][2:], question]
             text = turn(recent(messages))
             messages.append({"role": "assistant", "content": text})
             self._answer({"turn": told["turn"], "answer": text})
 
-        def _answer(self, found):
+        def _answer(self, found: Dict[str, Any]) -> None:
             body = json.dumps(found).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -80,11 +85,11 @@ def serve(turn):
             self.wfile.write(body)
             self.close_connection = True
 
-        def log_message(self, *words):
+        def log_message(self, *words: object) -> None:
             pass
 
-    class Server(http.server.HTTPServer):
+    class TurnServer(http.server.HTTPServer):
         request_queue_size = 64
         allow_reuse_address = True
 
-    Server(("127.0.0.1", int(os.environ["HIVE_AGENT_PORT"])), Callers).serve_forever()
+    TurnServer(("127.0.0.1", int(os.environ["HIVE_AGENT_PORT"])), TurnHandler).serve_forever()
