@@ -15,6 +15,8 @@ HERE = Path(__file__).parent / "programs"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 """Agents run as users of their own under Hive; the plain ones run as this one, so that both read the same files."""
+NODE_MODULES = "HIVE_BENCH_NODE_MODULES"
+"""Environment name of the directory with the package for Node."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -124,13 +126,13 @@ def _node(program: AgentProgram) -> Chosen:
     node = shutil.which("node", path=PATH)
     if node is None:
         raise NotSupported("no node here", hint="apt-get install nodejs")
-    given = os.environ.get("HIVE_BENCH_NODE_MODULES", "")
+    given = os.environ.get(NODE_MODULES, "")
     if not Path(given or "/nowhere", "openai").is_dir():
         raise NotSupported(
             "the package openai for Node is not there",
             hint="cd /srv/agents && npm install openai, then HIVE_BENCH_NODE_MODULES=/srv/agents/node_modules",
         )
-    return Chosen(program, node, {"HIVE_BENCH_NODE_MODULES": given})
+    return Chosen(program, node, {NODE_MODULES: given})
 
 
 def plain_env() -> dict[str, str]:

@@ -36,6 +36,7 @@ from hive.bench.search import (
     times,
 )
 from hive.bench.villages import (
+    NO_TIME,
     Ground,
     HiveVillage,
     PlainVillage,
@@ -56,6 +57,10 @@ SLO_FILE_S = 1.0
 """A swap file: p95 at most this."""
 FIT_EVERY_S = 0.1
 MOST = 1500
+LEAST_MIB = 2.0
+"""No agent was seen to take less, merged and asleep; what Hive itself gives back meanwhile can make it look so."""
+START_OVER_S = 60.0
+"""A step that has begun may take so long over its time to have its agents."""
 SWAP_FACTOR = 4
 """Swap is so many times as large as the box."""
 WAYS = ("none", "kernel", "hive", "templates", "ready")
@@ -297,7 +302,11 @@ class _Search:
                 if self._steps and time.monotonic() > until:
                     self._ended = f"no time for another step (at {wanted})"
                     break
-                self._steps.append(await self._step(wanted))
+                step = await self._step(wanted, until)
+                if step is None:
+                    self._ended = f"no time to start {wanted} agents"
+                    break
+                self._steps.append(step)
         finally:
             await self._leave()
         found = edge(self._steps, objective_s=objective_s)
@@ -325,6 +334,8 @@ class _Search:
         box = self._ground.box
         seen: list[tuple[int, float]] = []
         awake: list[float] = []
+        if self._village is not None and village.serving:
+            await asyncio.to_thread(box.empty)  # Hive gives most of what it does not use now, not between the two
         for agents in (few, more):
             why = await village.grow(agents)
             if why:
@@ -336,9 +347,10 @@ class _Search:
                 await self._reference(village)
             else:
                 await asyncio.to_thread(box.empty)
+                await asyncio.sleep(1)  # who works takes back what he works with
             seen.append((agents, _mib(box)))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
-        asleep_mib = marginal_mib(seen[0], seen[1])
+        asleep_mib = min(awake_mib, max(LEAST_MIB, marginal_mib(seen[0], seen[1])))
         base_mib = 0.0 if self._way == "none" else max(0.0, seen[1][1] - more * asleep_mib)  # Hive, a template
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst
@@ -354,8 +366,11 @@ class _Search:
         if series.turns and not series.failed and len(village.targets) > 1:
             self._run.note_base(series.p95_s)
 
-    async def _step(self, agents: int) -> Step:
-        """Measures this number; fewer than there are, or a step after a death, begin with an empty box."""
+    async def _step(self, agents: int, until: float) -> Step | None:
+        """Measures this number; None where the time is over before they are there.
+
+        Fewer than there are, and a step after a death, begin with an empty box.
+        """
         village = self._village
         if village is not None and (agents < len(village.targets) or self._has_died()):
             await self._leave()
@@ -364,7 +379,9 @@ class _Search:
             village = await self._open()
         self._ground.box.was_overrun()
         killed = self._ground.box.killed()
-        why = await village.grow(agents)
+        why = await village.grow(agents, until=until + START_OVER_S)
+        if why == NO_TIME:
+            return None
         if why:
             killed = self._ground.box.killed() - killed
             step = Step(agents, (Series(0.0, 0.0, 0, 0 if killed else 1, killed, 0.0),))
@@ -374,6 +391,7 @@ class _Search:
         series: list[Series] = []
         for _ in range(self._run.order.tempo.series):
             one = await self._series(village)
+            one = one._replace(killed=self._ground.box.killed() - killed)  # those that died as others started, too
             series.append(one)
             self._run.say(f"  {agents} agents: {said(one)}")
             if one.killed or one.failed:
@@ -454,11 +472,17 @@ def said(one: Series) -> str:
 
 
 def compared(ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each way with `times`: how many times the agents of the kernel alone; None where one of both is not known."""
+    """Each way with `times`: how many times the agents of the kernel alone; None where one of both is not known.
+
+    `times_said`: the same in words, with a bound where it is one.
+    """
     edges = {way["way"]: Edge(*(way["edge"][name] for name in Edge._fields)) if way["edge"] else None for way in ways}
     kernel = edges.get("kernel")
-    ratios = {name: times(found, kernel) for name, found in edges.items()}
-    return [{**way, "times": None if (ratio := ratios[way["way"]]) is None else round(ratio, 2)} for way in ways]
+    found = []
+    for way in ways:
+        ratio, in_words = times(edges[way["way"]], kernel)
+        found.append({**way, "times": ratio, "times_said": in_words})
+    return found
 
 
 def cpu_name(cpuinfo: str) -> str:

@@ -1,5 +1,5 @@
-"""The record of what a density run has on this host: swap, control groups, a directory. Cleaned at the end of the run, and
-what a killed run left at the begin of the next.
+"""The record of what a density run has on this host: swap, control groups, a directory. Cleaned at the end of the run;
+what a killed run left, at the begin of the next.
 
 It is /run/hive-bench.json, written before a thing is made; it is locked as long as a run lives, so that two never
 measure at once.

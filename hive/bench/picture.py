@@ -55,7 +55,7 @@ def _bar(way: dict[str, Any], top: int, scale: float) -> list[str]:
     step = shown_step(way["steps"])
     p95 = max((one["p95_s"] for one in step["series"]), default=None) if step else None
     said = {"between": "", "at least": "≥ ", "fewer than": "< "}[edge["bound"]] + str(edge["agents"] or edge["misses"])
-    said += "" if way["times"] is None else f"  ({way['times']:.2f} ×)"
+    said += f"  ({way['times_said']})" if way["times_said"] else ""
     said += "" if p95 is None else f"  p95 {p95:.2f} s"
     return [*lines, _text(LEFT + max(wide, _reach(way) * scale) + 8, middle + 4, said)]
 

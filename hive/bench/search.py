@@ -60,8 +60,9 @@ class Step(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """An edge, by the steps. `fits`: the most agents that did, 0 for none; `misses`: the fewest that did not, None where
-    none was tried. `agents`: the edge between the two as one number. `bound`: `between`, `at least` or `fewer than`."""
+    """An edge, by the steps. `fits`: the most agents that did, 0 for none; `misses`: the fewest that did not, None
+    where none was tried. `agents`: the edge between the two as one number. `bound`: `between`, `at least` or `fewer
+    than`."""
 
     agents: int
     fits: int
@@ -165,13 +166,22 @@ def edge(steps: Sequence[Step], *, objective_s: float) -> Edge | None:
     return Edge(round(math.sqrt(low * high)), low, high, "between")
 
 
-def times(one: Edge | None, other: Edge | None) -> float | None:
-    """Divides one edge by the other; None where either is unknown or none.
+def times(one: Edge | None, other: Edge | None) -> tuple[float | None, str]:
+    """Divides one edge by the other, and says it; None where one of both is not known well enough.
 
     >>> times(Edge(22, 20, 25, "between"), Edge(11, 10, 12, "between"))
-    2.0
+    (2.0, '2.00 ×')
+    >>> times(Edge(30, 30, None, "at least"), Edge(20, 18, 22, "between"))
+    (1.5, '≥ 1.50 ×')
+    >>> times(Edge(0, 0, 8, "fewer than"), Edge(20, 18, 22, "between"))
+    (None, '< 0.40 ×')
     """
-    return None if one is None or other is None or not other.agents else one.agents / other.agents
+    if one is None or other is None or other.bound != "between":
+        return None, ""
+    if one.bound == "fewer than":
+        return None, f"< {(one.misses or 0) / other.agents:.2f} ×"
+    ratio = round(one.agents / other.agents, 2)
+    return ratio, f"{'≥ ' if one.bound == 'at least' else ''}{ratio:.2f} ×"
 
 
 def percentile(values: Sequence[float], share: float) -> float:

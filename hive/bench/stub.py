@@ -1,8 +1,8 @@
 """The model's stand-in of a density run: `python stub.py PORT_FILE DELAY_S`. Standard library only.
 
 It speaks streamed `chat.completions` as vLLM does. The first call of a turn (its last message is the user's) is
-answered with a tool call, the second (the last one is the tool's) with text; each takes DELAY_S. It runs outside the box and
-writes its port to PORT_FILE once it listens.
+answered with a tool call, the second (the last one is the tool's) with text; each takes DELAY_S. It runs outside the
+box and writes its port to PORT_FILE once it listens.
 """
 
 from __future__ import annotations

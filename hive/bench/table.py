@@ -26,7 +26,7 @@ def _row(way: dict[str, Any]) -> list[str]:
     return [
         way["name"],
         way["edge"]["said"] if way["edge"] else UNKNOWN,
-        UNKNOWN if way["times"] is None else f"{way['times']:.2f} ×",
+        way["times_said"] or UNKNOWN,
         UNKNOWN if last is None else f"{max(one['p50_s'] for one in series):.2f} s",
         UNKNOWN if last is None else f"{max(one['p95_s'] for one in series):.2f} s",
         UNKNOWN if way["agent_mib"] is None else f"{way['agent_mib']:.1f}",
@@ -79,9 +79,9 @@ def limits(found: dict[str, Any]) -> list[str]:
     made, asked = found["made"], found["asked"]
     said = [
         f"edges are ± {TOLD * 100:.0f} %, p95 ± 20 %: bursts are few turns, and each takes other agents",
-        "all of Hive and all agents are in the box, and what zram takes is taken off it; the driver, the model's stand-in "
-        "and the kernel's own memory for swap maps are outside",
-        f"the model is a stand-in ({asked['turn_s']:g} s a turn); agents sleep after 1 s, so that minutes stand for a day",
+        "all of Hive and all agents are in the box, and what zram takes is taken off it; the driver, the model's "
+        "stand-in and the kernel's own memory for swap maps are outside",
+        f"the model is a stand-in ({asked['turn_s']:g} s a turn); agents sleep after 1 s: minutes stand for a day",
         "under Hive each turn passes ingress and its proxy; plain agents are called directly",
         "plain agents share one user, those of Hive have one each",
     ]
@@ -98,8 +98,8 @@ def limits(found: dict[str, Any]) -> list[str]:
     load = made["load_before"] / (made["cores"] or 1)
     if load > BUSY_MACHINE:
         said.append(
-            f"the machine was busy before the run (load {made['load_before']:g} on {made['cores']} cores): latencies, and "
-            "edges that they end, are not this machine's; repeat it when it is quiet"
+            f"the machine was busy before the run (load {made['load_before']:g} on {made['cores']} cores): latencies, "
+            "and edges that they end, are not this machine's; repeat it when it is quiet"
         )
     return said
 

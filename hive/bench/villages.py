@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ START_S = 120.0
 """From the start of an agent to its first answer; where memory is short it may never come."""
 UP_S = 90.0
 DOWN_S = 60.0
+NO_TIME = "there was no time to start more"
 AT_ONCE = 3
 """Agents that start at the same time."""
 CONF = """
@@ -64,8 +66,11 @@ class Village(Protocol):
     async def open(self) -> None:
         """Starts what there is besides agents. Raises HiveError."""
 
-    async def grow(self, agents: int) -> str:
-        """Starts agents until there are so many; why there are fewer, empty where there are not."""
+    async def grow(self, agents: int, *, until: float = math.inf) -> str:
+        """Starts agents until there are so many; why there are fewer, empty where there are not.
+
+        After `until` (monotonic seconds) none is started; the reason is then `NO_TIME`.
+        """
 
     async def rest(self) -> None:
         """Returns once whoever would sleep does, or after a while."""
@@ -134,8 +139,10 @@ class PlainVillage:
     async def open(self) -> None:
         """There is nothing but agents."""
 
-    async def grow(self, agents: int) -> str:
+    async def grow(self, agents: int, *, until: float = math.inf) -> str:
         for wave in waves(agents - len(self.targets), AT_ONCE):
+            if time.monotonic() > until:
+                return NO_TIME
             started = [self._start() for _ in wave]
             if not all(await asyncio.gather(*(until_it_answers(target, within_s=self._start_s) for target in started))):
                 return self._why(started)
@@ -254,8 +261,10 @@ class HiveVillage:
         how = f"ended with {up.returncode}" if up.returncode is not None else f"is not up after {UP_S:g} s"
         raise TimedOut(f"the Hive in the box {how}: {tail(self._ground.directory / 'up.log')}")
 
-    async def grow(self, agents: int) -> str:
+    async def grow(self, agents: int, *, until: float = math.inf) -> str:
         for wave in waves(agents - len(self.targets), AT_ONCE):
+            if time.monotonic() > until:
+                return NO_TIME
             first = len(self.targets)
             try:
                 started = await asyncio.gather(*(self._start(f"a{first + number}") for number in range(len(wave))))
