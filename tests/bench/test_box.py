@@ -35,12 +35,24 @@ def made(mib: int, **more: object) -> Iterator[MemoryBox]:
             box = MemoryBox.make(f"test-{os.getpid()}", mib * MIB, **more)  # type: ignore[arg-type]
         except NotSupported as error:
             pytest.skip(error.message)
+        stack.callback(reap)
         stack.callback(box.remove)
         yield box
 
 
+CHILDREN: list[subprocess.Popen[bytes]] = []
+
+
 def start(box: MemoryBox, program: str, mib: int) -> subprocess.Popen[bytes]:
-    return spawn([sys.executable, "-S", "-c", program, str(mib)], env={}, limit_dirs=[box.plain], stdout_fd=2)
+    child = spawn([sys.executable, "-S", "-c", program, str(mib)], env={}, limit_dirs=[box.plain], stdout_fd=2)
+    CHILDREN.append(child)
+    return child
+
+
+def reap() -> None:
+    """They ended with their box."""
+    while CHILDREN:
+        CHILDREN.pop().wait(20)
 
 
 def test_what_takes_more_than_the_box_is_killed_and_counted() -> None:
@@ -68,7 +80,7 @@ def test_what_zram_takes_is_taken_off_the_box_again_and_again() -> None:
         box.fit()
         taken = box.zram_bytes()
         assert taken > 30 * MIB
-        assert before == 128 * MIB - RESERVE_BYTES
+        assert 0 <= 128 * MIB - RESERVE_BYTES - before < MIB  # an empty device takes some KiB
         assert abs(int(limit.read_text()) - (128 * MIB - taken - RESERVE_BYTES)) < 4 * MIB
         assert not box.was_overrun()
 
