@@ -44,7 +44,7 @@ from hive.bench.villages import (
     why_no_ready_state,
     why_no_templates,
 )
-from hive.errors import HiveError, NotPermitted, TimedOut
+from hive.errors import HiveError, NotPermitted, NotSupported, TimedOut
 from hive.host.process import spawn as start_process
 from hive.tasks import spawn
 
@@ -341,6 +341,8 @@ class _Search:
             if why:
                 self._note = f"not even {agents} agents start: {why}"
                 return 0.0, max(1, agents - 1)
+            if why := await village.why_not_as_meant():
+                raise NotSupported(why)
             await village.rest()
             awake.append(_mib(box))
             if self._way == "none":

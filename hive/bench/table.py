@@ -83,7 +83,7 @@ def limits(found: dict[str, Any]) -> list[str]:
         "stand-in and the kernel's own memory for swap maps are outside",
         f"the model is a stand-in ({asked['turn_s']:g} s a turn); agents sleep after 1 s: minutes stand for a day",
         "under Hive each turn passes ingress and its proxy; plain agents are called directly",
-        "plain agents share one user, those of Hive have one each",
+        "plain agents share one user, those of Hive have one each, those of a template a network of their own besides",
     ]
     if asked["quick"]:
         said.append(

@@ -54,6 +54,7 @@ TEMPLATE_CONF = """
 python = {python}
 imports = {imports}
 warm = {warm}
+env = {env}
 """
 
 
@@ -74,6 +75,9 @@ class Village(Protocol):
 
     async def rest(self) -> None:
         """Returns once whoever would sleep does, or after a while."""
+
+    async def why_not_as_meant(self) -> str:
+        """The reason why agents are kept in another way than they were meant to; empty where they are not."""
 
     async def close(self) -> None:
         """Ends all of it."""
@@ -192,6 +196,9 @@ class PlainVillage:
     async def rest(self) -> None:
         """Nobody sleeps."""
 
+    async def why_not_as_meant(self) -> str:
+        return ""
+
     async def close(self) -> None:
         for child in self._children:
             child.kill()
@@ -245,7 +252,8 @@ class HiveVillage:
             program = self._chosen.program
             python = self._chosen.interpreter
             imports, warm = ", ".join(program.imports), program.warm
-            text += TEMPLATE_CONF.format(name=TEMPLATE, python=python, imports=imports, warm=warm)
+            env = " ".join(f"{name}={value}" for name, value in plain_env().items())  # read once, so as its agents'
+            text += TEMPLATE_CONF.format(name=TEMPLATE, python=python, imports=imports, warm=warm, env=env)
         return text
 
     async def _until_up(self, up: subprocess.Popen[bytes]) -> None:
@@ -284,7 +292,7 @@ class HiveVillage:
             "model": "stub",
         }
         if self._template:
-            spec["template"] = TEMPLATE
+            spec |= {"template": TEMPLATE, "egress": []}  # as root a template cannot enter the host's network
         await self._post("/api/agents", spec)
         await self._post(f"/api/agents/{name}/start")
         tokens = await self._get(f"/api/agents/{name}/tokens")
@@ -312,12 +320,17 @@ class HiveVillage:
                     return
             await asyncio.sleep(0.3)
 
-    async def forked(self) -> int | None:
-        """The number of agents that were forked from the template; None where that is not told."""
-        with contextlib.suppress(HiveError, KeyError, TypeError):
+    async def why_not_as_meant(self) -> str:
+        if not self._template:
+            return ""
+        try:
             found = await self._get(f"/api/templates/{TEMPLATE}")
-            return len(found.get("template", found)["agents"])
-        return None
+        except HiveError as error:
+            return f"the template cannot be asked: {error.message}"
+        forked, agents = len(found.get("agents", ())), len(self.targets)
+        if forked >= agents:
+            return ""
+        return f"{agents - forked} of {agents} agents were not forked from the template; {found.get('why') or 'see their logs'}"
 
     async def close(self) -> None:
         if self._up is None:
