@@ -384,7 +384,7 @@ TABLE: dict[str, Row] = {
     ),
     "runner_program_missing": _error(
         "{model} is served by {program}, and {why}[ (and {more} more)]: requests for it get 503",
-        "python3 -m venv {folder:quote} && {folder:quote}/bin/pip install 'hive[{kind}]'",
+        "python3 -m venv {folder:quote} && {folder:quote}/bin/pip install '.[{kind}]'  # in a clone of Hive",
     ),
     "speculation_without_numba": _error(
         "{model} is to draft by ngrams, and the vLLM at {program} has no numba: it ends within its start",

@@ -110,6 +110,7 @@ ALLOWED: dict[str, set[str]] = {
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
+    "bench": LEAVES | {"host", "client"},
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
@@ -138,8 +139,10 @@ COMPOSITION_ROOTS = {
     "up",
     "tui",
     "jobs.process",
+    "bench",
 }
 STARTERS = {
+    "cli.bench",
     "cli.audit",
     "cli.services",
     "cli.status",

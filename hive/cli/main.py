@@ -55,13 +55,19 @@ Examples:
     },
 )
 BENCH = CommandTable(
-    "Measures this Hive on its own host.",
-    """Measures this Hive on its own host.
+    "Measures Hive on its own host.",
+    """Measures Hive on its own host.
 
 Examples:
   hive bench sleep
+  hive bench density --quick
 """,
-    {"sleep": LazyCommand("bench:sleep", "Measures what sleep gains here.")},
+    {
+        "sleep": LazyCommand("bench:sleep", "Measures what sleep gains here."),
+        "density": LazyCommand(
+            "bench:measure_density", "Measures how many real agents a box of fixed memory holds.", "json"
+        ),
+    },
 )
 BACKEND = CommandTable(
     "The inference server behind Hive.",

@@ -78,8 +78,9 @@ class AgentViews:
     def __repr__(self) -> str:
         return f"<AgentViews of {len(self._roster)} agents>"
 
-    async def of(self, life: AgentLifecycle) -> AgentView:
-        view = self._view(life, await self._look([life.agent.id]))
+    async def of(self, life: AgentLifecycle, *, pss: bool = False) -> AgentView:
+        """`pss`: with a PSS of now, for which the kernel walks all of its memory."""
+        view = self._view(life, await self._look([life.agent.id], pss=pss))
         view["template_note"] = await self._templates.note_of(life.agent, is_alive=life.status in ALIVE)
         return view
 
@@ -142,16 +143,16 @@ class AgentViews:
                 await asyncio.sleep(0)
         return shown
 
-    async def _look(self, agents: list[str]) -> SeenAgents:
+    async def _look(self, agents: list[str], *, pss: bool = False) -> SeenAgents:
         """Asks each service about the agents named, about all where none is; one that cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
-            self._stats(agents), self._sleeper.look(agents), outcome_of(self._message_delivery.waiting(agents))
+            self._stats(agents, pss=pss), self._sleeper.look(agents), outcome_of(self._message_delivery.waiting(agents))
         )
         return SeenAgents(stats, None if isinstance(waiting, HiveError) else waiting, self._scheduler.next_times())
 
-    async def _stats(self, agents: list[str]) -> dict[str, Stat] | None:
+    async def _stats(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat] | None:
         """None where the helper cannot be asked."""
-        stats = await outcome_of(self._helper.stat(agents))
+        stats = await outcome_of(self._helper.stat(agents, pss=pss))
         if isinstance(stats, HiveError):
             return None
         for agent, stat in stats.items():

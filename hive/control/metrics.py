@@ -57,7 +57,12 @@ TABLE = (
     MetricRow("pauses", MetricKind.COUNTER, (), "Times an agent was put to sleep."),
     MetricRow("deep_sleeps", MetricKind.COUNTER, (), "Times an agent's memory was paged out."),
     MetricRow("agent_errors", MetricKind.COUNTER, (), "Ends of agents nobody asked for, and failed starts."),
-    MetricRow("agents_memory_bytes", MetricKind.GAUGE, ("status",), "RAM of agents' processes."),
+    MetricRow(
+        "agents_memory_bytes",
+        MetricKind.GAUGE,
+        ("status",),
+        "RAM charged to agents, where there is no controller their last PSS.",
+    ),
     MetricRow("agents_swapped_bytes", MetricKind.GAUGE, (), "Memory of paused agents that is in swap."),
     MetricRow("sleep_saved_bytes", MetricKind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
     MetricRow("gpu_up", MetricKind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
@@ -241,7 +246,9 @@ class Scraper:
             },
             "problem": {(one.code, str(one.severity)): 1 for one in self.conditions()},
             **gpu_values(gpus),
-            "agents_memory_bytes": None if stats is None else self._memory({a: s.rss_bytes for a, s in stats.items()}),
+            "agents_memory_bytes": None
+            if stats is None
+            else self._memory({a: s.held_bytes or 0 for a, s in stats.items()}),
             "agents_swapped_bytes": _just(swapped),
             "sleep_saved_bytes": _just(None if swapped is None else saved_bytes(swapped, memory.read_zrams())),
             "queue_waiting": _just(None if queue is None else queue.queue.waiting),
@@ -276,12 +283,12 @@ class Scraper:
             "requests_parked": _just(sum(one.parked for one in seen)),
         }
 
-    def _memory(self, rss_bytes: dict[str, int]) -> Values:
+    def _memory(self, held_bytes: dict[str, int]) -> Values:
         held: Counter[tuple[str, ...]] = Counter(
             {(str(status),): 0 for status in (AgentStatus.RUNNING, AgentStatus.PAUSED)}
         )
         for life in self.roster:
-            held[(str(life.status),)] += rss_bytes.get(life.agent.id, 0)
+            held[(str(life.status),)] += held_bytes.get(life.agent.id, 0)
         return held
 
     async def _is_database_sound(self) -> bool:

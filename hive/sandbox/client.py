@@ -230,9 +230,10 @@ class SandboxClient:
         """Pages out the memory of one that sleeps. Raises WrongState (woken meanwhile), NotSupported, Saturated."""
         return await self._client.link.ask(PageOut(agent=agent, generation=generation), PagedOut, timeout_s=DISK_S)
 
-    async def stat(self, agents: Iterable[str] = ()) -> dict[str, Stat]:
-        """Ground truth by agent id, of all where none is named; unknown ones are left out."""
-        return (await self._client.link.ask(AskStat(agents=list(agents)), ProxyStats, timeout_s=ANSWER_S)).agents
+    async def stat(self, agents: Iterable[str] = (), *, pss: bool = False) -> dict[str, Stat]:
+        """Ground truth by agent id, of all where none is named; unknown ones are left out. `pss`: see `AskStat`."""
+        asked = AskStat(agents=list(agents), pss=pss)
+        return (await self._client.link.ask(asked, ProxyStats, timeout_s=ANSWER_S)).agents
 
     async def runtimes(self) -> dict[RuntimeKind, RuntimeCapabilities]:
         """The abilities of each runtime on this host now."""

@@ -162,6 +162,12 @@ class RunningProcess:
         leaf = None if self.run.leaf is None else Path(self.run.leaf)
         return await pageout.page_out(self._group.pids, leaf, give_up=give_up)
 
+    def pids(self) -> list[int]:
+        return self._group.pids()
+
+    def memory_group(self) -> Path | None:
+        return self._fence.memory
+
     def stat(self, snapshot: ProcessTable) -> Stat:
         cpu_us, rss_bytes, processes, swap_bytes = self._group.usage(snapshot)
         return Stat(

@@ -121,6 +121,20 @@ class Dialable(Protocol):
         """
 
 
+@runtime_checkable
+class Measurable(Protocol):
+    """A started agent with processes that the kernel's figures of memory can be asked of."""
+
+    def pids(self) -> list[int]:
+        """Its living processes; none once it has ended."""
+
+    def memory_group(self) -> Path | None:
+        """The control group that its memory and nobody else's is charged to, in v2 or in v1's memory hierarchy.
+
+        None where there is no such group: no controller, or it is not given to this user.
+        """
+
+
 class Runtime(Protocol):
     """Makes agents run. Knows no names, no generations, no links."""
 

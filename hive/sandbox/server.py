@@ -94,6 +94,8 @@ ROLE = "sandbox"
 LOCK_WAIT_S = 5.0
 """A leaving helper thaws its agents first; the next one waits this long for it."""
 STATS_AT_ONCE = 50
+MEASURED_AT_ONCE = 4
+"""Agents without a memory controller whose memory one question walks: some milliseconds each."""
 """Agents looked at before others have their turn: some 3 ms."""
 
 _AGENTS: frozenset[type[LinkMessage]] = frozenset(
@@ -342,7 +344,7 @@ class HelperServer:
             case PageOut():
                 return self._find(message.agent).page_out(message.generation)
             case AskStat():
-                return self._stats(message.agents)
+                return self._stats(message.agents, pss=message.pss)
             case AskRuntimes():
                 return self._capabilities()
             case Reconcile():
@@ -463,8 +465,16 @@ class HelperServer:
         self._listeners.drop(agent)
         self._held.pop(agent, None)
 
-    async def _stats(self, agents: list[str]) -> ProxyStats:
-        """Stats of the agents named, of all where none is. A thousand take 50 ms: a thaw does not wait for them."""
+    async def _stats(self, agents: list[str], *, pss: bool = False) -> ProxyStats:
+        """Stats of the agents named, of all where none is. A thousand take 50 ms: a thaw does not wait for them.
+
+        Where a list shows PSS, the oldest `MEASURED_AT_ONCE` are measured anew first; with `pss`, all that are named.
+        """
+        asked = [held for agent in agents or list(self._held) if (held := self._held.get(agent)) is not None]
+        if not pss:
+            ages = {held: age for held in asked if (age := held.pss_age_s()) > 0}
+            asked = sorted(ages, key=ages.__getitem__, reverse=True)[:MEASURED_AT_ONCE]
+        await asyncio.gather(*(held.measure_pss() for held in asked))
         snapshot, found = ProcessTable(), dict[str, Stat]()
         for looked_at, agent in enumerate(agents or list(self._held), 1):
             if (held := self._held.get(agent)) is not None:
@@ -597,7 +607,7 @@ async def _serve(
     ways = places_of_leases(paths, subtree, by_systemd=by_systemd)
     leases = LeaseHolders(paths, ways, group=peers.operators, services=services)
     allowed = Allowed(policy, own_networks=as_units)
-    templates = None if as_units else process.templates
+    templates = (units if as_units else process).templates
     helper = HelperServer(
         paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots, leases=leases, templates=templates
     )  # fmt: skip

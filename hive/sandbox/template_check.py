@@ -188,6 +188,12 @@ def _inode_of(path: str, directory: int | None) -> int | None:
         return None
 
 
+def filters_of(pid: int) -> int | None:
+    """The number of system call filters of a process; None where this kernel does not count them. Raises OSError."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("Seccomp_filters:")), None)
+
+
 def pid_of(pidfd: int) -> int:
     """The pid that a pidfd stands for, here. Raises WrongState where it is none, or its process has ended."""
     lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()

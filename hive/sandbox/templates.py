@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hive.errors import HiveError, NotFound
@@ -20,6 +20,7 @@ from hive.sandbox.template import Distrusted, ForkOrder, Template, TemplatePlace
 from hive.sandbox.template_check import (
     ExpectedChild,
     OpenFile,
+    filters_of,
     namespaces_of,
     now_ticks,
     read_child,
@@ -31,6 +32,8 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.sandbox")
 
 CLOSES_S = 0.1
+OWN_IN_A_PLACE = frozenset({"net", "mnt", "ipc", "uts"})
+"""Namespaces that a child has of its own where it has a place in a unit."""
 PACKAGES_MAX = 5000
 """Entries looked at in one directory of packages: a template names them, and may name anything."""
 
@@ -100,14 +103,14 @@ class TemplateTable:
             log.warning("template_note template=%s note=%r", name, note)
         return template
 
-    async def fork(self, template: Template, order: ForkOrder, *, log_fd: int) -> WaitingChild:
-        """A child that is what was asked for, looked at from outside; in `hive up`, where no unit is made of it.
+    async def fork(self, template: Template, order: ForkOrder, *, log_fd: int, fds: Sequence[int] = ()) -> WaitingChild:
+        """A child that is what was asked for, looked at from outside. `fds`: see `ForkOrder.place`.
 
         Raises HiveError; a template that does not do what it should is ended. Then no child is left.
         """
         since = now_ticks()
         try:
-            child = await template.fork(order, log_fd=log_fd)
+            child = await template.fork(order, log_fd=log_fd, fds=fds)
         except Distrusted as error:
             if template.is_alive():
                 await self.distrust(template, error.message)
@@ -198,6 +201,10 @@ def _expected(template: Template, order: ForkOrder, child: WaitingChild, log_fd:
     log_file, hosts = OpenFile.of_descriptor(log_fd), namespaces_of("self")
     group = template.process.group
     is_apart = order.uid is not None
+    own = OWN_IN_A_PLACE if order.place is not None else frozenset({"net"}) if order.own_network else frozenset()
+    filters = None
+    if order.filter is not None:
+        filters = 1 + (filters_of(template.process.main.pid) or 0)
     return ExpectedChild(
         uid=os.geteuid() if order.uid is None else order.uid,
         gid=os.getegid() if order.gid is None else order.gid,
@@ -208,8 +215,9 @@ def _expected(template: Template, order: ForkOrder, child: WaitingChild, log_fd:
         socket=child.socket,
         streams=frozenset({log_file}),
         since_ticks=since,
-        own=frozenset({"net"}) if order.own_network else frozenset(),
+        own=own,
         confined=is_apart,
+        filters=filters,
     )
 
 

@@ -201,7 +201,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     whisper_program: Annotated[
         str,
         _s(
-            "The hive-runner for Whisper, in an environment of its own (pip install 'hive[whisper]').",
+            "The hive-runner for Whisper, in an environment of its own (in a clone: pip install '.[whisper]').",
             pattern="^/",
             expected="an absolute path",
         ),
@@ -209,7 +209,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     diffusers_program: Annotated[
         str,
         _s(
-            "The hive-runner for diffusers, in an environment of its own (pip install 'hive[diffusers]').",
+            "The hive-runner for diffusers, in an environment of its own (in a clone: pip install '.[diffusers]').",
             pattern="^/",
             expected="an absolute path",
         ),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli.call import AgentName, Answer, CommandCall, Tail
-from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, state_of, table
+from hive.cli.text import ago, fields, harmless, milliseconds, number, ram, size, span, state_of, table
 from hive.client.client import path_of
 from hive.errors import BadRequest, UsageError
 from hive.terminal_text import MASK
@@ -176,9 +176,16 @@ def _runtime(view: Answer) -> str:
 
 
 def _memory(view: Answer) -> str:
-    if view["rss_bytes"] is None:
+    if view["held_bytes"] is None:
         return ""
-    return size(view["rss_bytes"]) + (f", and {size(view['swap_bytes'])} in swap" if view["swap_bytes"] else "")
+    told = [ram(view, time.time())]
+    if view["swap_cached_bytes"]:
+        told.append(f"of it {size(view['swap_cached_bytes'])} have a copy in swap and go when room is needed")
+    if view["swap_bytes"]:
+        told.append(f"and {size(view['swap_bytes'])} in swap")
+    if view["pss_bytes"] is not None and view["held_from"] != "pss":
+        told.append(f"PSS {size(view['pss_bytes'])}")
+    return ", ".join(told)
 
 
 def _limits(view: Answer) -> str:
