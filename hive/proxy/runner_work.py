@@ -15,40 +15,6 @@ from hive.proxy.registry import Queue
 class RunnerWork:
     """Made when it is known what is asked for, and of which server; then `expected` does not change any more.
 
-<<<<<<< HEAD
-
-def expected_work(endpoint: Endpoint, asked: Asked | None, file_bytes: int, line: Queue) -> ToldWork:
-    """The work that a request will probably be, by the size of its file or of the images that it asks for."""
-    unit, work = UNIT_OF_CATEGORY[endpoint.category], line.guess.of(size_of(asked, file_bytes))
-    if unit is not UsageUnit.IMAGES:
-        return ToldWork(unit, work)
-    return ToldWork(unit, 1.0 if asked is None else float(asked.images), work)
-
-
-def cost_of_answer(
-    expected: ToldWork, told: ToldWork | None, line: Queue, *, status: int, cut: bool, at_server_s: float
-) -> RequestCost:
-    """The cost of a request that was sent, `status` being its server's answer, 0 without one.
-
-    What the server told counts, also beside an error; else what was expected, of a request that was cut or failed there
-    as much as the server does of it in that time. One that the server refused has cost nothing.
-    """
-    if status >= 500 and told is not None and told.unit is expected.unit:
-        return cost_of_work(told)
-    if 400 <= status < 500:
-        return cost_of_work(ToldWork(expected.unit, 0.0, 0.0 if expected.unit is UsageUnit.IMAGES else None))
-    if told is None or told.unit is not expected.unit:
-        done, is_told = expected, False
-    elif told.unit is UsageUnit.IMAGES and told.work is None:  # a budget counts images by their steps
-        done, is_told = told._replace(work=expected.work), False
-    else:
-        done, is_told = told, True
-    if cut or status >= 500:
-        rate = line.rate
-        done = through(done, at_server_s=at_server_s, per_s=rate.per_s if rate.is_measured else None)
-        is_told = False
-    return cost_of_work(done, estimated=not is_told)
-=======
     `file_bytes`: of the file that it brings, else its size is the pixels of all the steps that it asks for.
     """
 
@@ -72,10 +38,13 @@ def cost_of_answer(
     def cost(self, told: ToldWork | None, *, status: int, cut: bool, at_server_s: float) -> RequestCost:
         """The cost of a request that was sent, `status` being its server's answer, 0 without one.
 
-        What the server told counts, and is learnt of, else what was expected; of a request that was cut or failed
-        there, as much as the server does of it in that time. One that the server refused has cost nothing.
+        What the server told counts, and is learnt of, also beside an error; else what was expected, of a request that
+        was cut or failed there as much as the server does of it in that time. One that the server refused has cost
+        nothing.
         """
         expected = self.expected
+        if status >= 500 and told is not None and told.unit is expected.unit:
+            return cost_of_work(told)
         if 400 <= status < 500:
             return cost_of_work(ToldWork(expected.unit, 0.0, 0.0 if expected.unit is UsageUnit.IMAGES else None))
         if told is None or told.unit is not expected.unit:
@@ -105,7 +74,6 @@ def cost_of_answer(
         if not done or cost.estimated:
             return at_server_s * self._line.tokens_per_s, None
         return self._line.tokens_of(done), done
->>>>>>> main
 
 
 def budget_tokens(prices: UnitPrices, work: ToldWork | RequestCost) -> int:
