@@ -152,7 +152,7 @@ class LifecycleState:
     # Its process ------------------------------------------------------------------------------------------------
 
     def paged_out(self, paged: PagedOut) -> None:
-        """Notes what of its memory is in swap, and what it used of it."""
+        """Takes note of what of its memory is in swap, and of what it used of it."""
         self.swap_bytes, self.working_set_bytes = paged.swap_bytes, paged.working_set_bytes
 
     def saw(self, stat: Stat) -> None:

@@ -42,7 +42,7 @@ def is_node(spec: AgentSpec) -> bool:
 def environment(
     agent: Agent, *, port: int | None, token: str, socket: str, dialect: Dialect, model: str | None
 ) -> dict[str, str]:
-    """Variables that it can replace, its own, then Hive's, which it cannot replace.
+    """The environment of an agent: what it can replace, its own variables, then Hive's, which it cannot replace.
 
     `port`: the proxy's, None for an agent with a network of its own; `token`: the model token, which is the API key
     everywhere; `socket`: the agent's own, as the host sees it.

@@ -153,6 +153,11 @@ TABLE = (
     MetricRow("parked_slots_found", MetricKind.COUNTER, ("found",), "Of those, what the agent found afterwards."),
     MetricRow("parked_first_tokens", MetricKind.COUNTER, ("found",), "Tokens of first prompts after such a sleep."),
     MetricRow("parked_first_tokens_reused", MetricKind.COUNTER, ("found",), "Of those, kept from before it."),
+    MetricRow("templates", MetricKind.GAUGE, ("state",), "Templates that are described, by their state."),
+    MetricRow("template_agents", MetricKind.GAUGE, ("template",), "Running agents that were forked from it."),
+    MetricRow("template_held_bytes", MetricKind.GAUGE, ("template",), "RAM of the template itself."),
+    MetricRow("template_shared_bytes", MetricKind.GAUGE, ("template",), "Of that, what its agents share."),
+    MetricRow("template_stale", MetricKind.GAUGE, ("template",), "Whether its packages changed since it started."),
     MetricRow("usage_waiting", MetricKind.GAUGE, (), "Usage events from the proxy that are not in SQLite yet."),
     MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "How long the oldest of them has waited, 0 without any."),
     MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),
@@ -202,11 +207,12 @@ class Scraper:
     transcriptions: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
     jobs: Callable[[], Mapping[str, Values | None]]
+    templates: Callable[[], Awaitable[Mapping[str, Values | None]]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (is_sound, kept), memory_split = await asyncio.gather(
+        (gpus, stats, queue, activity), (is_sound, kept), (memory_split, templates) = await asyncio.gather(
             asyncio.gather(
                 self.gpus.seen(),
                 _told(self.helper.stat([])),
@@ -214,7 +220,7 @@ class Scraper:
                 _told(self.proxy_link.activity()),
             ),
             asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
-            self.memory_split(),
+            asyncio.gather(self.memory_split(), _told(self._templates())),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
@@ -230,6 +236,7 @@ class Scraper:
             **self.transcriptions(),
             **self.adapters(),
             **self.jobs(),
+            **(templates or {}),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),
@@ -258,6 +265,9 @@ class Scraper:
             "gpu_memory_used": values.get("gpu_memory_used_bytes"),
         }
         return exposition(values) + b"".join(written(row, at) for row in aliases.TABLE if (at := told.get(row.name)))
+
+    async def _templates(self) -> Mapping[str, Values | None]:
+        return await self.templates()
 
     def _agents(self) -> Values:
         found: Counter[tuple[str, ...]] = Counter((str(life.status), str(life.agent.depth)) for life in self.roster)

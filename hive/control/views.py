@@ -119,6 +119,7 @@ def agent_view(
         "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
         "prewarm_note": prewarm_note,
+        "template_note": "",
         **_held(stat),
         "cpu_us": None if stat is None else stat.cpu_us,
         "processes": None if stat is None else stat.processes,

@@ -32,6 +32,7 @@ from hive.doctor.checks import (
     sandboxes,
     speculation,
     stores,
+    templates,
     units,
 )
 from hive.doctor.checks.check import Check, CheckVerdict, Status, skipped, wrong
@@ -60,6 +61,7 @@ CHECKS: tuple[Check, ...] = (
     *parking.CHECKS,
     *governance.CHECKS,
     *sandboxes.CHECKS,
+    *templates.CHECKS,
     *docker.CHECKS,
     *leftovers.CHECKS,
     *memory.CHECKS,

@@ -26,8 +26,11 @@ many fit (1 / (0.1 + 0.9 × 0.3)), and most of them are in swap. An empty device
 PRIORITY = 100
 """Above the kernel's own priorities (negative), so that zram fills before a disk."""
 PREFERRED = ("zstd", "lz4", "lzo-rle", "lzo")
-"""Takes the least RAM first: heaps of agents are 18 to 32 % smaller with zstd than with lz4, and a wake and its
-turn take 10 to 25 ms more; the kernel's level for it is 1 to 3, where more gains nothing."""
+"""Ways to compress, the one that takes the least RAM first.
+
+Heaps of agents are 18 to 32 % smaller with zstd than with lz4, and a wake and its turn take 10 to 25 ms more; the
+kernel's level for it is 1 to 3, where more gains nothing.
+"""
 PAGE_CLUSTER = Path("/proc/sys/vm/page-cluster")
 REMOVE_WITHIN_S = 2.0
 """udev may have a new device open for a moment, and what is open cannot be removed."""

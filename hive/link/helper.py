@@ -166,7 +166,7 @@ class TemplateStat(LinkMessage, tag=True, frozen=True, kw_only=True):
 
     `state`: `starting`, `ready`, `failed`, `ended`. `why`: a sentence where its agents are ordinary programs, else
     empty. `since`: Unix seconds of its start. `agents`: ids of the running agents forked from it or from an older
-    process of the same name; `older`: those of an older one. `held_bytes`: RAM charged to it, or its PSS;
+    process of the same name; `older`: those of an older one. `held_bytes`: RAM charged to it, or its own;
     `shared_bytes`: of that, what its agents share. `packages_at`: Unix seconds of the youngest change among its
     packages when it started; `is_stale`: whether a package changed since.
     """

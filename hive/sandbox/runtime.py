@@ -18,13 +18,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The table's note of a running agent, enough to find it again: its main process and its cgroup.
 
     `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: its runtime's name for it
-    (a container's id), empty where its main process says all. `since`: Unix seconds.
+    (a container's id), empty where its main process says all. `since`: Unix seconds. `template`: the process it was
+    forked from (`templates.label`), empty for an ordinary program.
     """
 
     main: Identity
     leaf: str | None
     since: float
     handle: str = ""
+    template: str = ""
 
 
 NO_EXEC = "nothing of Hive's is inside a virtual machine that could start a program there"

@@ -114,6 +114,11 @@ class SupervisedAgent:
         record = self._table.records.get(self.agent)
         return self.agent if record is None else record.spec.name
 
+    @property
+    def template(self) -> str:
+        """The process of a template it was forked from (`Run.template`); empty where it does not run, or was not."""
+        return "" if self._running is None else self._running.run.template
+
     def _must_run(self) -> RunningAgent:
         if self._running is None or self._exited.is_set():
             raise WrongState(f"agent {self.agent} is not running")

@@ -55,6 +55,7 @@ class Spec(TypedDict):
     cloud_tokens_per_day: Annotated[
         int | None, Meta(description="Its budget of a day for requests that leave the box; null: what its tier has.")
     ]
+    template: Annotated[str | None, Meta(description="The template it is forked from; fixed when it is created.")]
 
 
 class Capabilities(TypedDict):
@@ -122,6 +123,13 @@ class AgentView(Spec, HeldRam):
     limits_not_enforced: Annotated[str | None, Meta(description="In words; empty where all are.")]
     prewarm_note: Annotated[
         str, Meta(description="Why its prompt is not read ahead; empty where it is, or is not to be.")
+    ]
+    template_note: Annotated[
+        str,
+        Meta(
+            description="Why it runs as an ordinary program although it names a template; empty where it does not, "
+            "and in a list."
+        ),
     ]
     cpu_us: Annotated[int | None, Meta(description="Microseconds of processor time.")]
     processes: int | None

@@ -105,6 +105,7 @@ def _shown(view: Answer) -> str:
         ("Cannot", "; ".join(f"{word} ({why_not})" for word, why_not in _capabilities(view) if why_not)),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
+        ("Template", _template(view)),
         ("Model", view["model"] or ""),
         ("Prompt", _prompt(view)),
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
@@ -132,6 +133,16 @@ def _prompt(view: Answer) -> str:
     if view["prewarm_note"]:
         return f"{length}, not read ahead: {view['prewarm_note']}"
     return length + (", read by the backend at each start and wake" if view["prewarm_on_start"] else "")
+
+
+def _template(view: Answer) -> str:
+    """
+    >>> _template({"template": "lg", "template_note": "its imports started threads"})
+    'lg, not used: its imports started threads'
+    """
+    if view["template"] is None:
+        return ""
+    return f"{view['template']}, not used: {view['template_note']}" if view["template_note"] else view["template"]
 
 
 def _depth(view: Answer) -> str:
