@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest

@@ -7,7 +7,7 @@ import difflib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,7 +53,7 @@ def paths() -> Iterator[Paths]:
 
 
 @pytest.fixture
-async def processes(paths: Paths) -> Iterator[ProcessRuntime]:
+async def processes(paths: Paths) -> AsyncIterator[ProcessRuntime]:
     with sub_reaper():
         found = runtime(paths, "cgroup", log_max_bytes=1 << 20)
         yield found
