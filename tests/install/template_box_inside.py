@@ -160,9 +160,10 @@ def killed() -> dict[str, Any]:
     for verb in ("daemon-reload", "daemon-reexec"):
         run("systemctl", verb)
         found[f"after {verb}"] = [is_alive(pid), show(unit_of("one"))["MainPID"] == str(pid)]
-    stopped = hive("agent", "stop", "two")
+    unit = unit_of("two")
+    hive("agent", "stop", "two")
     found["helper's log"] = run("journalctl", "-u", "hive-sandbox", "-o", "cat", "--no-pager").stdout
-    found["two"] = [stopped, hive("agent", "show", "two")]
+    found["two"] = run("journalctl", "-u", unit, "-o", "cat", "--no-pager").stdout
     return found
 
 
