@@ -330,7 +330,8 @@ class HiveVillage:
         forked, agents = len(found.get("agents", ())), len(self.targets)
         if forked >= agents:
             return ""
-        return f"{agents - forked} of {agents} agents were not forked from the template; {found.get('why') or 'see their logs'}"
+        why = found.get("why") or "their logs say why"
+        return f"{agents - forked} of {agents} agents were not forked from the template; {why}"
 
     async def close(self) -> None:
         if self._up is None:

@@ -160,7 +160,7 @@ class TemplateDesk:
             )
         stat = await self._helper.restart_template(name)
         self._seen = {**(self._seen or {}), name: stat}
-        detail = {"template": name, "state": stat.state, "why": stat.why, "stay": len(stat.older)}
+        detail = {"name": name, "state": stat.state, "reason": stat.why, "stay": len(stat.older)}
         self._audit_log.note("template.restarted", actor=actor, detail=detail)
         return await self._view(name, self._seen)
 
@@ -206,10 +206,10 @@ class TemplateDesk:
     def _say(self, name: str, state: str, stat: TemplateStat) -> None:
         if state == "failed":
             log.warning("template_failed template=%s why=%r: its agents are ordinary programs", name, stat.why)
-            self._audit_log.note("template.failed", detail={"template": name, "why": stat.why})
+            self._audit_log.note("template.failed", detail={"name": name, "reason": stat.why})
         else:
             log.warning("template_stale template=%s: hive template restart gives new agents its new packages", name)
-            self._audit_log.note("template.stale", detail={"template": name, "agents": len(stat.agents)})
+            self._audit_log.note("template.stale", detail={"name": name, "agents": len(stat.agents)})
 
     @property
     def failed(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ class _Entry:
 
     def __init__(self, spec: TemplateSpec) -> None:
         self.spec = spec
-        self.starting: asyncio.Task[Template] | None = None
+        self.starting: asyncio.Task[Template | str] | None = None
         self.template: Template | None = None
         self.why = ""
         self.packages_at = 0.0
@@ -71,34 +71,32 @@ class TemplateTable:
         if entry.why:
             return entry.why
         if entry.template is not None and not entry.template.is_alive():
-            log.warning("template_ended template=%s pid=%d", spec.name, entry.template.process.main.pid)
-            await entry.template.end()
-            entry.template = None
+            await self._over(entry, entry.template)
         if entry.template is not None:
             return entry.template
         if entry.starting is None:
             entry.starting = spawn(self._start(entry), name=f"start template {spec.name}")
-        try:
-            return await asyncio.shield(entry.starting)
-        except HiveError as error:
-            return f"template {spec.name} does not start: {error.message}"
+        return await asyncio.shield(entry.starting)
 
-    async def _start(self, entry: _Entry) -> Template:
+    async def _start(self, entry: _Entry) -> Template | str:
         name = entry.spec.name
         try:
             template = await Template.start(entry.spec, self._places)
             entry.packages_at = await asyncio.to_thread(youngest, template.ready.packages)
-        except BaseException as error:
-            if isinstance(error, HiveError):
-                entry.why = f"template {name} does not start: {error.message}"
-                log.warning("template_failed template=%s why=%r", name, error.message)
-            raise
+        except (HiveError, OSError) as error:
+            entry.why = f"template {name} does not start: {error}"
+            log.warning("template_failed template=%s why=%r", name, str(error))
+            return entry.why
         finally:
             entry.starting = None
         if self._entries.get(name) is not entry:  # its spec is another by now
             await template.end()
             return template
         entry.template = template
+        loop = asyncio.get_running_loop()
+        loop.add_reader(
+            template.process.ended_fd, lambda: spawn(self._over(entry, template), name=f"template {name} ended")
+        )
         ready = template.ready
         log.info("template_ready template=%s pid=%d seconds=%.1f", name, template.process.main.pid, ready.imports_s)
         for note in ready.notes:
@@ -135,11 +133,24 @@ class TemplateTable:
         if entry is not None and entry.template is template:
             entry.why = f"template {template.spec.name} is not trusted any more: {why}"
             entry.template = None
+        await self._end(template)
+
+    async def _over(self, entry: _Entry, template: Template) -> None:
+        """It ended by itself, or was killed."""
+        if entry.template is template:
+            log.warning("template_ended template=%s pid=%d", template.spec.name, template.process.main.pid)
+            entry.template = None
+            await self._end(template)
+
+    async def _end(self, template: Template) -> None:
+        if template.process.ended_fd >= 0:
+            asyncio.get_running_loop().remove_reader(template.process.ended_fd)
         await template.end()
 
     async def _retire(self, entry: _Entry | None) -> None:
         if entry is not None and entry.template is not None:
-            await entry.template.end()
+            template, entry.template = entry.template, None
+            await self._end(template)
 
     async def restart(self, name: str) -> None:
         """A new process for new agents; the old one's agents stay. Raises NotFound where no agent has named it yet."""
@@ -147,8 +158,7 @@ class TemplateTable:
         if entry is None:
             raise NotFound(f"template {name} was not started here", hint="it starts with its first agent")
         if entry.starting is not None:
-            with contextlib.suppress(HiveError):
-                await asyncio.shield(entry.starting)
+            await asyncio.shield(entry.starting)
         fresh = self._entries[name] = _Entry(entry.spec)
         await self._retire(entry)
         await self.get(fresh.spec)

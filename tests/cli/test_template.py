@@ -51,7 +51,7 @@ def described(hive: Hive) -> Hive:
 
 
 def test_a_template_is_shown_with_what_it_shares_and_who_is_older() -> None:
-    shown = template._shown(VIEW)
+    shown = template._shown({**VIEW, "since": time.time() - 90.5})
     for line in (
         "State: ready, stale for 1m 3",
         "Users: 70000 to 70255\n",

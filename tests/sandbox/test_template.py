@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -78,7 +79,7 @@ def pid_of_template(running: RunningProcess) -> int:
 def packages_of(name: str) -> str:
     """The directory of a real package, for the system's Python; skipped where that is of another version."""
     module = pytest.importorskip(name)
-    found = os.path.dirname(os.path.dirname(module.__file__))
+    found: str = os.path.dirname(os.path.dirname(module.__file__))
     tried = subprocess.run([PYTHON, "-c", f"import {name}"], env={"PYTHONPATH": found}, capture_output=True)
     if tried.returncode:
         pytest.skip(f"the system's Python cannot import {name} of this one")
@@ -178,9 +179,10 @@ async def test_a_template_has_no_secret_and_no_home_of_hives(
 
 # --- as an ordinary program --------------------------------------------------------------------------------------
 
-SPECS = {
+SPECS: dict[str, Any] = {
     "a program": ({"command": ["/bin/echo", "ran"]}, {}, "a template runs FILE.py"),
     "a flag": ({"command": ["python", "-O", "-c", "print('ran')"]}, {}, "a template runs FILE.py"),
+    "much": ({"env": {"MUCH": "x" * 70_000}}, {}, "longer than 65536 bytes"),
     "hash seed": ({"env": {"PYTHONHASHSEED": "1"}}, {}, "PYTHONHASHSEED is read only when an interpreter starts"),
     "no such package": ({}, {"imports": ["no_such_package"]}, "import no_such_package failed"),
     "no such recipe": ({}, {"warm": ["nope"]}, "warm nope failed: LookupError: no such recipe"),

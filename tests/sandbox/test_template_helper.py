@@ -11,7 +11,7 @@ import pytest
 
 from hive.errors import NotFound
 from hive.settings.table import Paths
-from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, until
+from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, uid_of, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]
@@ -85,6 +85,23 @@ async def test_a_template_is_restarted_when_the_daemon_asks(
         assert (fresh.state, fresh.agents, fresh.older) == ("ready", (A,), (A,))
         assert alive(pid)
         assert not alive(of_template)
+
+
+async def test_a_program_runs_inside_a_forked_agent(
+    paths: Paths, helper_process: StartHelper, connect: Connect
+) -> None:
+    """In its network, with its user and its environment, which /proc does not have of the template."""
+    helper_process()
+    daemon = await connect()
+    async with a_forked_agent(paths, daemon) as (pid, _):
+        shown = ["sh", "-c", "readlink /proc/self/ns/net; id -u; echo $HOME"]
+        execution = await daemon.client.execute(A, "00000001", shown, None)
+        assert await execution.ended == 0
+        said = os.read(execution.descriptors[1], 4096).decode().split()
+        uid = os.geteuid() if uid_of(A) is None else uid_of(A)
+        assert said == [os.readlink(f"/proc/{pid}/ns/net"), str(uid), str(paths.home(A))]
+        for descriptor in execution.descriptors:
+            os.close(descriptor)
 
 
 async def test_a_daemon_that_is_gone_changes_nothing_for_a_template_and_its_agents(
