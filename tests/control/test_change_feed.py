@@ -15,7 +15,8 @@ from hive.errors import BadRequest
 from hive.link.messages import Activity
 from tests.control.box import Box, until
 
-OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_at")
+HELD = ("rss_bytes", "held_bytes", "held_at", "pss_bytes", "pss_at")
+OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_at", *HELD)
 """Fields that change with time alone, or are of others."""
 
 
