@@ -352,7 +352,8 @@ class _Search:
                 await asyncio.sleep(1)  # who works takes back what he works with
             seen.append((agents, _mib(box)))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
-        asleep_mib = min(awake_mib, max(LEAST_MIB, marginal_mib(seen[0], seen[1])))
+        asleep_mib = max(LEAST_MIB, marginal_mib(seen[0], seen[1]))
+        awake_mib = max(awake_mib, asleep_mib)  # Hive gave some back between the two looks
         base_mib = 0.0 if self._way == "none" else max(0.0, seen[1][1] - more * asleep_mib)  # Hive, a template
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst
