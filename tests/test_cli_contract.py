@@ -71,6 +71,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
         "model-load model-unload model-pin model-unpin model-deployed model-logs pool-show pool-explain pool-import "
         "cache-show cache-flush task-list task-show task-route "
+        "template-list template-show template-restart template-check "
         "lease-run lease-take lease-renew lease-release lease-list lease-show lease-end "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore capabilities "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
@@ -110,7 +111,7 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
     assert "Examples:" in text
 
 
-WITH_DEFAULT = ("queue", "pool", "task", "lease", "cache", "adapter", "job")
+WITH_DEFAULT = ("queue", "pool", "task", "template", "lease", "cache", "adapter", "job")
 """Groups that list something where no command is named."""
 
 
@@ -256,6 +257,7 @@ WITHOUT_NAME = {
     "model refresh",
     "pool show",
     "task list",
+    "template list",
     "cache show",
     "backend logs",
     "model prompts",

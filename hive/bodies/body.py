@@ -249,8 +249,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
             text = _with_model(text, sent_as)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
-    images, pixel_steps = images_asked(draft.fields) if rules.target == IMAGES else (0, 0.0)
-    return Asked(
+    asked = Asked(
         model,
         stream,
         [text],
@@ -265,9 +264,11 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         sent=sent_as if sent_as != model else "",
         ignored=ignored,
         several=not want.translate and _asks_several(draft.fields),
-        images=images,
-        pixel_steps=pixel_steps,
     )
+    if rules.target != IMAGES:
+        return asked
+    images, pixel_steps = images_asked(draft.fields)
+    return msgspec.structs.replace(asked, images=images, pixel_steps=pixel_steps)
 
 
 def _asks_several(fields: Mapping[str, Raw]) -> bool:
@@ -277,9 +278,10 @@ def _asks_several(fields: Mapping[str, Raw]) -> bool:
     >>> [_asks_several({name: Raw(text) for name, text in one.items()}) for one in told]
     [True, False, True, False]
     """
-    if any(bytes(fields.get(name, b"1")) not in (b"1", b"null") for name in ("n", "n_cmpl", "best_of")):
-        return True
-    prompt = bytes(fields.get("prompt", b""))
+    for name in ("n", "n_cmpl", "best_of"):
+        if name in fields and bytes(fields[name]) not in (b"1", b"null"):
+            return True
+    prompt = bytes(fields["prompt"]) if "prompt" in fields else b""
     return prompt.startswith(b"[") and not prompt[1:].lstrip()[:1].isdigit()
 
 

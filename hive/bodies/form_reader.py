@@ -138,8 +138,8 @@ class FormReader:
             return
         if self._has_file:
             raise BadRequest(f'the form has "{FILE}" more than once; one is taken')
-        if part.filename is None:
-            raise BadRequest(f'"{FILE}" is a text: send a file, with a filename', hint=_HINT)
+        if part.filename is None:  # `filename*` alone says nothing in a form (RFC 7578 4.2)
+            raise BadRequest(f'"{FILE}" is a text: send a file, with a filename; filename* is not read', hint=_HINT)
         self._has_file = True
 
     def _go_on(self, data: bytes) -> None:

@@ -208,8 +208,11 @@ def _rounded_density(awake: float, k: float | None) -> float | None:
 
 
 def held(view: Answer) -> int:
-    """Bytes of memory an agent has, in RAM or swap: what it would take awake, and what light sleep leaves it."""
-    return int(view["rss_bytes"] or 0) + int(view["swap_bytes"] or 0)
+    """Bytes of memory an agent has, in RAM or swap: what it would take awake, and what light sleep leaves it.
+
+    By its PSS: a charge has what it alone touched first, and the swap cache twice.
+    """
+    return _ram(view) + int(view["swap_bytes"] or 0)
 
 
 def kept(view: Answer, memory: Answer) -> int:
@@ -217,13 +220,17 @@ def kept(view: Answer, memory: Answer) -> int:
 
     >>> zram = {"original_bytes": 100, "memory_bytes": 25}
     >>> host = {"swap_total_bytes": 1000, "swap_free_bytes": 800, "zram": [zram]}
-    >>> kept({"rss_bytes": 10, "swap_bytes": 80}, host)
+    >>> kept({"pss_bytes": 10, "swap_bytes": 80}, host)
     20
     """
     swapped = (memory["swap_total_bytes"] or 0) - (memory["swap_free_bytes"] or 0)
     in_zram = sum(zram["memory_bytes"] for zram in memory["zram"])
     a_byte = min(1.0, in_zram / swapped) if swapped > 0 else 0.0
-    return int(view["rss_bytes"] or 0) + round((view["swap_bytes"] or 0) * a_byte)
+    return _ram(view) + round((view["swap_bytes"] or 0) * a_byte)
+
+
+def _ram(view: Answer) -> int:
+    return int((view["held_bytes"] if view["pss_bytes"] is None else view["pss_bytes"]) or 0)
 
 
 def _lives(view: Answer) -> bool:

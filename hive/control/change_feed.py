@@ -136,4 +136,4 @@ def _whole(asked: Collection[str], stats: Stats | None) -> Stats | None:
 
 
 def _figures(stat: Stat) -> Hashable:
-    return stat.state, stat.pid, stat.rss_bytes, stat.swap_bytes, stat.processes, stat.limits
+    return stat.state, stat.pid, stat.held_bytes, stat.swap_bytes, stat.processes, stat.limits

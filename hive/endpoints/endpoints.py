@@ -339,7 +339,8 @@ def check_body(endpoint: Endpoint, request: Request) -> None:
         return
     for name, value in request.fields:
         if name == b"content-encoding" and value.lower() != b"identity":
-            raise WrongMediaType(f"Content-Encoding {value.decode('latin-1')[:40]} is not taken; send plain JSON")
+            plain = "the form as it is" if endpoint.form else "plain JSON"
+            raise WrongMediaType(f"Content-Encoding {value.decode('latin-1')[:40]} is not taken; send {plain}")
 
 
 def dialect_of(target: bytes) -> Dialect:

@@ -32,9 +32,8 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
-from hive.metering.runner_answers import ToldWork, in_line
 from hive.pool.ladder import StepCause
-from hive.proxy import background_answers, kept_answers, own_answers, runner_work
+from hive.proxy import background_answers, kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
@@ -66,8 +65,8 @@ from hive.proxy.refusals import (
     upload_displaced,
 )
 from hive.proxy.registry import OPERATOR, AgentEntry, Queue
+from hive.proxy.runner_work import RunnerWork, budget_tokens
 from hive.proxy.slot import Slot
-from hive.proxy.stopping import STATE as CANCELLING
 from hive.proxy.stopping import Stopping
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
@@ -143,6 +142,7 @@ class Exchange:
         "_told_model",
         "_upload",
         "_upstream",
+        "_work",
         "asked",
         "begun_at",
         "deadline",
@@ -206,6 +206,8 @@ class Exchange:
         self._cost = UNKNOWN
         self._upload: FormUpload | None = None
         """Its form with a file, of an endpoint that takes one."""
+        self._work: RunnerWork | None = None
+        """Its work at a runner, from step 5; None where tokens are what it costs."""
         self._place: SlotPlace | None = None
         """Its slot of a llama-server, where Hive names that."""
         self._climb: Climb | None = None
@@ -223,8 +225,6 @@ class Exchange:
         """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
-        if self.left and self._line is not None:
-            return CANCELLING
         if self._relayed is not None:
             return "streaming"
         if not self.queued_at:
@@ -469,11 +469,12 @@ class Exchange:
         """From here on its text fields are its body."""
         try:
             text = upload.end(self)
-            self._4_not_too_much(request, len(text))
         except HiveError as error:
             self._refusal = error
-        else:
-            request.body = [text]
+            return
+        request.body = [text]
+        if not self._held.take(len(text)):
+            self._refusal = no_room_for_bodies()
 
     def on_body_displaced(self) -> None:
         """Ends with a refusal while its body is coming in, as its room went to another agent."""
@@ -563,6 +564,9 @@ class Exchange:
         if self._storage is not None:
             asked = self._storage.shown_in(asked)
         decided, self.asked = prepared.decided, asked
+        if decided.endpoint.meter is _RUNNER:
+            file_bytes = 0 if self._upload is None else self._upload.size
+            self._work = RunnerWork(decided.endpoint, asked, file_bytes, self._slot.line)
         if decided.heartbeat_s and asked.stream and decided.endpoint.needs_place and prepared.request.chunks:
             self._beat_at = time.monotonic() + decided.heartbeat_s
         if self._answer is not None:
@@ -671,9 +675,9 @@ class Exchange:
         if gate.is_cold and (in_vain := self.why_in_vain(now)) is not None:
             self.refuse(in_vain)
             return
-        tokens = self._expected(prepared)
-        if decided.budgets and not self._is_within_budget(prepared, slot, tokens):
+        if decided.budgets and not self._is_within_budget(prepared, slot):
             return
+        tokens = self._expected(prepared)
         if not self._had_turn:
             verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         else:
@@ -696,7 +700,7 @@ class Exchange:
         if gate.is_cold:
             self._path.on_demand(slot)
 
-    def _is_within_budget(self, prepared: Prepared, slot: Slot, tokens: float) -> bool:
+    def _is_within_budget(self, prepared: Prepared, slot: Slot) -> bool:
         """Counts its expected cost against the budgets of its agent and tenant, from now until it ends. A step to
         another server asks anew. False: it is refused."""
         is_far = self._is_far(slot)
@@ -705,9 +709,8 @@ class Exchange:
                 return True
             hold.release()
             self._hold = None
-        if prepared.decided.endpoint.meter is _RUNNER:
-            prices = self._path.settings.budget.prices  # its own, that no server's speed changes
-            tokens = runner_work.budget_tokens(prices, self._expected_work(prepared))
+        work, settings = self._work, self._path.settings
+        tokens = self._expected(prepared) if work is None else budget_tokens(settings.budget.prices, work.expected)
         try:
             self._hold = self._path.budgets.take(prepared.decided.budgets, tokens, is_far=is_far)
         except HiveError as error:
@@ -719,13 +722,9 @@ class Exchange:
     def _expected(self, prepared: Prepared) -> float:
         """Tokens that it will probably cost, or that its work counts as in the line of its server."""
         asked = self.asked
-        if prepared.decided.endpoint.meter is _RUNNER:
-            return self._slot.line.tokens_of(in_line(self._expected_work(prepared)) or 0.0)
+        if self._work is not None:
+            return self._work.expected_tokens
         return 1.0 if asked is None else expected(asked.size, prepared.entry.usual_tokens_out, asked.max_tokens)
-
-    def _expected_work(self, prepared: Prepared) -> ToldWork:
-        file_bytes = 0 if self._upload is None else self._upload.size
-        return runner_work.expected_work(prepared.decided.endpoint, self.asked, file_bytes, self._slot.line)
 
     def _is_far(self, slot: Slot) -> bool:
         """Whether it leaves the box if it goes to this slot."""
@@ -826,7 +825,7 @@ class Exchange:
         if slot.may_leave and not self._may_leave(prepared, slot, at_once=True):
             return
         has_moved = self._hold is not None and self._hold.is_far != self._is_far(slot)  # its server, meanwhile
-        if has_moved and not self._is_within_budget(prepared, slot, self._expected(prepared)):
+        if has_moved and not self._is_within_budget(prepared, slot):
             return
         self.sent_at = now
         if slot.name:
@@ -979,26 +978,33 @@ class Exchange:
         self._open_answer(prepared)
         if not self.generation or self._held.size > KEPT_BODY_MAX:
             prepared.request.body = []  # a slot of the pool may have lost its server: then it is read for the next one
-        line, asked, way, slot = prepared.decided.endpoint.request_line, self.asked, connection.way, self._slot
+        line, asked, way = prepared.decided.endpoint.request_line, self.asked, connection.way
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
         line = way.line(line) if way.prefix else line
-        if self._upload is not None and asked is not None:
-            connection.send_file(self._upload.body(line, way, b"".join(asked.upstream)), self, reused=reused)
-            return
         if asked is None:
             connection.send(way.bare % line, self, reused=reused)
+            return
+        if self._work is not None:
+            self._send_to_runner(asked, line, connection, reused=reused)
             return
         size, pieces = asked.size, asked.upstream
         if self._place is not None:
             size, pieces = self._place.named_in(pieces, size)
         head = way.full % (line, size)
-        if slot.stops_late:  # a runner names the request as Hive does
-            head = b"%bx-request-id: %b\r\n\r\n" % (head[:-2], self.request_id.encode())
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
         else:
             connection.send(head, self, reused=reused, more=pieces)
+
+    def _send_to_runner(self, asked: body.Asked, line: bytes, connection: UpstreamConnection, *, reused: bool) -> None:
+        """Sends a form with its file, or what is asked for under the id that the request has here."""
+        text, way = b"".join(asked.upstream), connection.way
+        if self._upload is not None:
+            connection.send_file(self._upload.body(line, way, text), self, reused=reused)
+            return
+        named = b"x-request-id: %b\r\n\r\n" % self.request_id.encode()
+        connection.send((way.full % (line, len(text)))[:-2] + named + text, self, reused=reused)
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
@@ -1157,8 +1163,8 @@ class Exchange:
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        if endpoint.meter is _RUNNER:
-            cost = self._cost_of_work(prepared, now, cut=cut)
+        if self._work is not None:
+            cost = self._cost_of_work(self._work, decided, now, cut=cut)
         else:
             cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self.begun_at if self._first_at is not None else None
@@ -1215,26 +1221,18 @@ class Exchange:
             then,
         )
         if hold is not None:
-            is_runners = endpoint.meter is _RUNNER
-            prices = path.settings.budget.prices
-            tokens = runner_work.budget_tokens(prices, cost) if is_runners else int(cost.total or 0)
-            hold.spend(number, tokens, ended_at)
+            is_text, budget = self._work is None, path.settings.budget
+            hold.spend(number, int(cost.total or 0) if is_text else budget_tokens(budget.prices, cost), ended_at)
         return True
 
-    def _cost_of_work(self, prepared: Prepared, now: float, *, cut: bool) -> RequestCost:
-        """The cost at a runner; what it told is learnt of."""
-        answer, line = self._answer, self._slot.line
+    def _cost_of_work(self, work: RunnerWork, decided: Decided, now: float, *, cut: bool) -> RequestCost:
         if self._cost is NOTHING or not self.is_sent:
             return NOTHING
+        answer = self._answer
         told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
-        expected = self._expected_work(prepared)
-        at_server_s = now - self.sent_at
-        cost = runner_work.cost_of_answer(expected, told, line, status=status, cut=cut, at_server_s=at_server_s)
-        work = in_line(cost)
-        if work and not cost.estimated:
-            line.guess.learn(runner_work.size_of(self.asked, 0 if self._upload is None else self._upload.size), work)
+        cost = work.cost(told, status=status, cut=cut, at_server_s=now - self.sent_at)
         if cost.amount:
-            self._path.metrics.worked(prepared.decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
+            self._path.metrics.worked(decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
         return cost
 
     # every exit ---------------------------------------------------------------------------------------------------
@@ -1296,7 +1294,7 @@ class Exchange:
             self._leave_line(prepared, time.monotonic(), self._cost.total)
         if self._slot.suspects.one is not None:
             self._slot.suspects.let_go(self)
-        self._backend, self.asked, self._cost = None, None, UNKNOWN
+        self._backend, self.asked, self._work, self._cost = None, None, None, UNKNOWN
         self.queued_at = self.sent_at = 0.0
         self._first_at = None
         self.deadline = self._limit_at = self._beat_at = NEVER
@@ -1323,15 +1321,16 @@ class Exchange:
         self.left = True
         self.prepared = self._answer = None
         path.deadlines.discard(self)
-        keeps_place = self._upstream is not None and self._stop(self._upstream, prepared)
-        self._upstream = None
+        if self._upstream is not None:
+            self._stop(self._upstream, prepared)
+            self._upstream = None
         if self._upload is not None:
             self._upload.close(self)
         self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._line is not None and prepared is not None and not keeps_place:
+        if self._line is not None and prepared is not None:
             self._leave_line(prepared, now, self._cost.total)
         if self._hold is not None:
             self._hold.release()
@@ -1343,29 +1342,29 @@ class Exchange:
             gate.end(now)
             path.on_activity(gate.agent)
 
-    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> bool:
-        """Gives the answer up. True at a server that stops late: it keeps its place until that has stopped."""
-        if self._line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
+    def _stop(self, connection: UpstreamConnection, prepared: Prepared | None) -> None:
+        """Gives the answer up. A server that stops late keeps it in its place until it has stopped."""
+        line = self._line
+        if line is None or prepared is None or not (self._slot.stops_late and connection.is_sent):
             connection.cancel()
-            return False
+            return
         path, stopping = self._path, self._path.registry.stopping
 
         def leave(one: Stopping, now: float) -> None:
             del stopping[one]
+            self._line = line
             self._leave_line(prepared, now, self._cost.total)
 
+        self._line = None
         within_s = path.settings.proxy.between_bytes_s
         stopping[Stopping(self, prepared, connection, path.deadlines, leave, within_s=within_s)] = None
-        return True
 
     def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
         """Gives back its place, or its position in the line; requests that have their turn by that go."""
         line, self._line = self._line, None
         work = None
-        if cost is None and line is not None and prepared.decided.endpoint.meter is _RUNNER:
-            done = in_line(self._cost)
-            cost = None if done is None else line.tokens_of(done)
-            work = None if self._cost.estimated else done
+        if cost is None and self._work is not None:
+            cost, work = self._work.charge(self._cost, at_server_s=now - self.sent_at)
         if (place := self._place) is not None:
             self._place = None
             place.end(whole=place.is_whole)

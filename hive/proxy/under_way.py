@@ -9,6 +9,7 @@ from hive.link.requests import QueueIs, UnderWay
 from hive.proxy.forward import Exchange, Prepared
 from hive.proxy.registry import Registry
 from hive.proxy.slot import Slot
+from hive.proxy.stopping import STATE as STOPPING
 
 TOLD_MAX = 1000
 """Requests reported at once: some 300 KB, and no reader needs more."""
@@ -37,7 +38,7 @@ def told_of(exchange: Exchange, now: float, prepared: Prepared | None = None) ->
         tenant=entry.tenant.name if prepared is None else prepared.decided.tenant.name,
         model="" if asked is None else asked.model,
         endpoint="" if prepared is None else prepared.decided.endpoint.name,
-        state=exchange.state,
+        state=exchange.state if exchange.prepared is prepared else STOPPING,
         age_ms=round((now - exchange.begun_at) * 1e3, 1),
         queue_ms=round(((exchange.sent_at or now) - queued_at) * 1e3, 1) if queued_at else None,
         slot=exchange.slot.name if queued_at else "",

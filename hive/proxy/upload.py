@@ -129,6 +129,7 @@ class FormUpload:
             self._reader.feed(piece)
 
     def _write(self, data: bytes) -> None:
+        self._space.check_room(len(data))  # again: others write there too, and a head may name no length
         if self._descriptor < 0:
             self._descriptor = self._space.open()
         view = memoryview(data)

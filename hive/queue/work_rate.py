@@ -12,6 +12,12 @@ KEPT_S = 120.0
 """Seconds of work after which what is older counts half."""
 LEARNT = 0.2
 """Share of the newest request in what a size is taken for."""
+MOST_RATIO = 32.0
+"""Bound of what a size is taken for: so many times what it is taken for at the start, and that part of it.
+
+From 512 bytes for a second of sound, fewer than any codec of speech needs, to 512,000. A minute of silence is 100 bytes
+where a client wants it to be, and all clients of the line are reckoned with by what was learnt.
+"""
 
 
 class WorkUnit(NamedTuple):
@@ -83,12 +89,15 @@ class WorkGuess:
     2.0
     >>> guess.learn(32_000, 12.0); round(guess.of(32_000), 3)
     4.0
+    >>> guess.learn(100, 60.0); round(guess.of(32_000), 3)
+    16.0
     """
 
-    __slots__ = ("_per_size",)
+    __slots__ = ("_least", "_most", "_per_size")
 
     def __init__(self, unit: WorkUnit) -> None:
         self._per_size = unit.per_size
+        self._least, self._most = unit.per_size / MOST_RATIO, unit.per_size * MOST_RATIO
 
     def __repr__(self) -> str:
         return f"<WorkGuess {self._per_size:g}>"
@@ -99,4 +108,5 @@ class WorkGuess:
     def learn(self, size: float, work: float) -> None:
         """A request of that size was so much work."""
         if size > 0:
-            self._per_size += LEARNT * (work / size - self._per_size)
+            told = min(self._most, max(self._least, work / size))
+            self._per_size += LEARNT * (told - self._per_size)

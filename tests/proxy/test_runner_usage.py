@@ -22,7 +22,7 @@ from hive.proxy.under_way import queue_now
 from hive.queue.budgets import SpendingAccount, SpentTokens
 from hive.queue.work_rate import WorkRate
 from hive.settings.table import Settings, TenantRow
-from tests.proxy.harness import Backend, Client, answer, chunked, post, until
+from tests.proxy.harness import Backend, Client, answer, chunked, post, read_request, until
 from tests.proxy.test_slots import Pool, ask, pooled
 from tests.proxy.test_uploads import form, hearing, part, sound, told
 
@@ -146,6 +146,57 @@ async def test_a_line_learns_how_fast_it_hears_and_what_a_byte_is(tmp_path: Path
         assert units == {"whisper": ("audio_s", True), "llama": ("tokens", True)}
         assert seen.tokens_per_gpu_s == pytest.approx(text.rate.per_s)
         assert line.tokens_of(line.rate.per_s) == pytest.approx(text.rate.per_s), "a second is a second"
+
+
+async def test_what_a_server_refuses_late_is_charged_in_its_line_by_the_time_it_took(tmp_path: Path) -> None:
+    """It was free there: who sent sounds that are refused as too long once they are decoded had the server before all
+    others, for ever."""
+    async with hearing(tmp_path) as (pool, server, client):
+        pool.tell(pool.row("whisper", places=1))
+        bob = pool.proxy.another("bob", tenant="b")
+        served: list[str] = []
+
+        async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                request = await read_request(reader)
+                is_bobs = b"bob" in request[1]
+                served.append("bob" if is_bobs else "alice")
+                await asyncio.sleep(0.05)
+                too_long = answer(b'{"error":{"message":"too long"}}', status=b"413 Content Too Large")
+                writer.write(too_long if is_bobs else told())
+
+        server.script = work
+        await client.ask(hear(8.0, prompt="alice"))  # a second of the server's is known
+        served.clear()
+        clients = [client, *[await pool.client() for _ in range(2)], *[await Client.unix(bob) for _ in range(12)]]
+        for one in clients:
+            one.writer.write(hear(8.0, prompt="alice" if one in clients[:3] else "bob"))
+        for one in clients:
+            await one.answer()
+            one.close()
+        assert served.index("alice", 1 + served.index("alice", 1)) < 10, served
+
+
+async def test_a_client_that_leaves_is_charged_in_the_line_until_the_server_has_stopped(tmp_path: Path) -> None:
+    """A client that sent and left at once had a window of the server's work for nothing."""
+    async with hearing(tmp_path) as (pool, server, _):
+        gone = await Client.unix(pool.proxy.another("bob", tenant="b"))
+        begun = asyncio.Event()
+
+        async def work(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            begun.set()
+            await reader.read(1)
+            await asyncio.sleep(0.3)
+
+        server.script = work
+        gone.writer.write(hear(0.5))
+        await begun.wait()
+        gone.close()
+        await until(lambda: pool.proxy.registry.stopping)
+        await until(lambda: not pool.proxy.registry.stopping)
+        (ahead,) = (row.tokens_ahead for row in queue_now(pool.proxy.registry, 0.0).queue.tenants if row.name == "b")
+        assert ahead > 0.3 * 100.0, "a second counts as 100 tokens as long as no text was made"
 
 
 # budgets -------------------------------------------------------------------------------------------------------------

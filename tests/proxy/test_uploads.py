@@ -152,6 +152,8 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "no_boundary": (form(sound()).replace(b"; boundary=xx-b", b""), 400, "needs a boundary"),
     "long_boundary": (form(sound()).replace(b"=xx-b", b"=" + b"x" * 201), 400, "needs a boundary"),
     "json": (post(AT, CHAT), 415, "multipart/form-data"),
+    "packed": (form(sound(), fields=b"content-encoding: gzip\r\n"), 415, "send the form as it is"),
+    "named_by_charset": (form(part(b"file", b"x", more=b"; filename*=UTF-8''x")), 400, "filename* is not"),
     "empty": (head(0), 400, "empty"),
     "end_missing": (head(len(part(b"model", b"w"))) + part(b"model", b"w"), 400, "before its last boundary"),
     "long_text": (form(part(b"prompt", b"x" * 70_000), sound()), 413, "longer than 65536 bytes"),
@@ -239,6 +241,21 @@ async def test_a_disk_that_is_full_refuses_before_the_body_is_read(
         assert pool.proxy.path.uploads.budget.used == 0
 
 
+async def test_what_is_left_of_the_disk_to_others_is_left_by_all_uploads_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at with the head alone: heads that came together, or that named no length, filled the disk."""
+    async with hearing(tmp_path) as (pool, server, client):
+        whole = form(sound(SOUND * 4), part(b"model", b"whisper"))
+        client.writer.write(whole[:-60_000])
+        await until(lambda: pool.proxy.path.uploads.budget.used > 60_000)
+        monkeypatch.setattr("hive.proxy.upload.LEFT_FREE", LEFT_FREE << 30)
+        client.writer.write(whole[-60_000:])
+        assert error_of(await client.answer()) == (503, "the disk has no room for this upload now")
+        assert not server.requests
+        assert pool.proxy.path.uploads.budget.used == 0
+
+
 async def test_a_disk_that_cannot_be_written_to_refuses_and_lets_go(tmp_path: Path) -> None:
     async with hearing(tmp_path) as (pool, _server, client):
         pool.proxy.path.uploads.directory = tmp_path / "gone"
@@ -303,6 +320,28 @@ async def test_the_largest_unfinished_upload_gives_way(tmp_path: Path) -> None:
         assert (await other.ask(form(sound(b"x" * 900_000), part(b"model", b"whisper"))))[0] == 200
         assert error_of(await client.answer()) == (503, "this upload gave way: those held at once exceed Hive's budget")
         other.close()
+
+
+async def test_a_form_in_chunks_that_is_in_gives_way_to_nobody(tmp_path: Path) -> None:
+    """Its text counted as an upload that had not ended, so that it was cut at work where others lacked room."""
+    async with hearing(tmp_path) as (pool, server, client):
+        is_there, go_on = asyncio.Event(), asyncio.Event()
+
+        async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            server.requests.append(await read_request(reader))
+            is_there.set()
+            await go_on.wait()
+            writer.write(told())
+
+        server.script = work
+        body = form(sound(), part(b"model", b"whisper")).partition(b"\r\n\r\n")[2]
+        begun = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+        client.writer.write(begun + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        await is_there.wait()
+        assert not pool.proxy.alice.bodies.uploads
+        assert not pool.proxy.alice.uploads.uploads
+        go_on.set()
+        assert (await client.answer())[0] == 200
 
 
 async def test_a_server_that_goes_before_it_has_the_form_is_followed_by_the_next(tmp_path: Path) -> None:
