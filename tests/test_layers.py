@@ -329,12 +329,15 @@ def _hangs_on(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+OWN_PROGRAMS = ("templates.fork_server", "templates.connect")
+
+
 def test_tasks_and_processes_are_started_in_one_place() -> None:
-    """But for the sample agents and the fork server: each is a program of its own."""
+    """But for the sample agents, the fork server and what becomes it: each is a program of its own."""
     wrong = [
         f"{path}:{line}: {name} belongs to {home}"
         for path in modules()
-        if not name_of(path).startswith("demo.agents.") and name_of(path) != "templates.fork_server"
+        if not name_of(path).startswith("demo.agents.") and name_of(path) not in OWN_PROGRAMS
         for name, line in uses_of(tree_of(path))
         if (home := ONLY_IN.get(name, "host.process")) != name_of(path)
     ]

@@ -268,7 +268,7 @@ def advise_willneed(pidfd: int, ranges: Sequence[tuple[int, int]]) -> bool:
     can be done: the process is gone, or this is not permitted.
     """
     while ranges:
-        vector = (_Range * len(ranges))(*ranges)
+        vector = (_Range * len(ranges))(*(_Range(start, length) for start, length in ranges))
         arguments = ctypes.c_int(pidfd), vector, ctypes.c_size_t(len(ranges)), MADV_WILLNEED, ctypes.c_uint(0)
         done = _libc.syscall(ctypes.c_long(PROCESS_MADVISE), *arguments)
         if done < 0 and ctypes.get_errno() not in (errno.ENOMEM, errno.EINVAL, errno.EAGAIN, errno.EBADF):

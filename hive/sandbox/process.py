@@ -483,7 +483,7 @@ class ProcessRuntime:
         env = environment_of(spec, mark)
         if why := why_not_forked(spec, env, environment_of_template(template), is_root=os.geteuid() == 0):
             raise NotSupported(why)
-        ground = process_fork.Ground(self.templates, self._pipes, self._subtree, self._fences)
+        ground = process_fork.ForkGround(self.templates, self._pipes, self._subtree, self._fences)
         forked = await process_fork.fork(agent, spec, env, ground)
         return RunningProcess(
             forked.run,

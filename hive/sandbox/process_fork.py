@@ -23,7 +23,7 @@ from hive.sandbox.template import ForkOrder
 from hive.sandbox.templates import TemplateTable, label
 
 
-class Ground(NamedTuple):
+class ForkGround(NamedTuple):
     """The parts of the runtime that a start takes."""
 
     templates: TemplateTable
@@ -42,7 +42,7 @@ class ForkedAgent(NamedTuple):
     inner: socket.socket | None
 
 
-async def fork(agent: str, spec: SandboxSpec, env: Mapping[str, str], ground: Ground) -> ForkedAgent:
+async def fork(agent: str, spec: SandboxSpec, env: Mapping[str, str], ground: ForkGround) -> ForkedAgent:
     """Starts it; `env` is complete. Where it raises (HiveError, OSError) nothing was started and nothing is left."""
     assert spec.template is not None, "looked at before"
     template = await ground.templates.get(spec.template)

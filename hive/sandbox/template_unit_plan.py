@@ -102,7 +102,7 @@ def is_stub(cmdline: bytes) -> bool:
 
 
 def place_of(places: Places) -> dict[str, list[str]]:
-    """What hive/templates/unit_setup.py does in the child; the mounts of `trees` are handed to it in this order.
+    """The order by which hive/templates/unit_setup.py sets up the child; the mounts of `trees` are handed to it in this order.
 
     The directory of Hive's that is emptied in its template's view, and has its home in its own.
     """

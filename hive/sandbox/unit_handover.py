@@ -130,7 +130,7 @@ def _enter_groups(pid: int, like: int) -> None:
 
 
 def limits_of_stub(stub: RunningStub) -> list[tuple[int, int, int]]:
-    """What systemd gives to an agent's program, as (RLIMIT_…, soft, hard): the child has its template's, and takes
+    """The limits that systemd gives to an agent's program, as (RLIMIT_…, soft, hard): the child has its template's, and takes
     these itself. Not by prlimit(2) from here: that takes a right that a container may not have."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     kinds = sorted({getattr(resource, name) for name in names})

@@ -2,6 +2,8 @@
 """A template that lies: run in the place of a Python, as `lying_fork_server.py FORK_SERVER FD`, with its LIE in the
 environment. All else is what the real fork server does."""
 
+# mypy: ignore-errors
+
 import importlib.util
 import os
 import signal
@@ -20,7 +22,7 @@ say, set_up = Packets.say, Server._set_up
 
 
 def said(self, content, fds=()):
-    """What is told to the helper, or something else."""
+    """Says what is to be told to the helper, or something else."""
     if "ready" in content and LIE == "no word":
         signal.pause()
     if "ready" in content and LIE == "nonsense":

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "hive/templates"))
-import unit_setup
+import unit_setup  # type: ignore[import-not-found]
 
 FIRST, LIE = int(sys.argv[1]), sys.argv[2]
 ALLOW_ALL = b"\x06\x00\x00\x00\x00\x00\xff\x7f"

@@ -142,7 +142,8 @@ def broken() -> dict[str, Any]:
 
 def killed() -> dict[str, Any]:
     """`one` lives through the end of its template, of the helper and of the daemon, each by SIGKILL."""
-    pid, found = pid_of("one"), {}
+    pid = pid_of("one")
+    found: dict[str, Any] = {}
     os.kill(template_pid(), signal.SIGKILL)
     until("the template is gone", lambda: template_pid() == 0)
     found["after template"] = [is_alive(pid), statuses()["one"]]

@@ -39,7 +39,7 @@ FORKED = msgspec.structs.replace(PLAIN, command=["/srv/a.py"], template=TEMPLATE
 IMAGES = Policy(images=["debian:*"], kernels=["/boot/k"], rootfs=["/img/"])
 
 
-Changed = TypeVar("Changed", SandboxSpec, Policy)
+Changed = TypeVar("Changed", SandboxSpec, Policy, TemplateSpec)
 
 
 def changed(what: Changed, **more: object) -> Changed:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from typing import Any
 from pathlib import Path
 
 import msgspec
@@ -78,7 +79,7 @@ def pid_of_template(running: RunningProcess) -> int:
 def packages_of(name: str) -> str:
     """The directory of a real package, for the system's Python; skipped where that is of another version."""
     module = pytest.importorskip(name)
-    found = os.path.dirname(os.path.dirname(module.__file__))
+    found: str = os.path.dirname(os.path.dirname(module.__file__))
     tried = subprocess.run([PYTHON, "-c", f"import {name}"], env={"PYTHONPATH": found}, capture_output=True)
     if tried.returncode:
         pytest.skip(f"the system's Python cannot import {name} of this one")
@@ -178,7 +179,7 @@ async def test_a_template_has_no_secret_and_no_home_of_hives(
 
 # --- as an ordinary program --------------------------------------------------------------------------------------
 
-SPECS = {
+SPECS: dict[str, Any] = {
     "a program": ({"command": ["/bin/echo", "ran"]}, {}, "a template runs FILE.py"),
     "a flag": ({"command": ["python", "-O", "-c", "print('ran')"]}, {}, "a template runs FILE.py"),
     "much": ({"env": {"MUCH": "x" * 70_000}}, {}, "longer than 65536 bytes"),

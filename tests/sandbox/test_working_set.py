@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -135,6 +136,7 @@ async def test_reading_ends_with_the_next_sleep_and_with_the_agent(
 ) -> None:
     one = await sleeper(paths, await connect(), helper)
     asked: list[int] = []
+    halted = threading.Event()
 
     def after_the_first(pidfd: int, ranges: list[tuple[int, int]]) -> bool:
         asked.append(len(ranges))

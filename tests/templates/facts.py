@@ -88,7 +88,7 @@ for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout), ("stderr", sy
     tell(
         f"{name} writes",
         stream.line_buffering,
-        stream.write_through,
+        stream.write_through,  # type: ignore[union-attr]
         stream.fileno(),
         stream is getattr(sys, f"__{name}__"),
     )

@@ -7,7 +7,7 @@ import difflib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,7 @@ def spoil():
 
 
 @pytest.fixture
-def paths() -> AsyncIterator[Paths]:
+def paths() -> Iterator[Paths]:
     top = Path(tempfile.mkdtemp(prefix="hive-"))
     top.chmod(0o711)
     found = Paths(state=top / "d", runtime=top / "r")
@@ -53,7 +53,7 @@ def paths() -> AsyncIterator[Paths]:
 
 
 @pytest.fixture
-async def processes(paths: Paths) -> AsyncIterator[ProcessRuntime]:
+async def processes(paths: Paths) -> Iterator[ProcessRuntime]:
     with sub_reaper():
         found = runtime(paths, "cgroup", log_max_bytes=1 << 20)
         yield found
@@ -127,7 +127,8 @@ async def test_a_child_finds_the_same_as_a_program(
         "def f(): raise KeyError('k')\nf()",
         "x = (",
         "raise KeyboardInterrupt",
-        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('late'))).start(); print('main')",
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(.1), print('late'))).start(); print('main')",
         "import atexit; atexit.register(print, 'exit'); print('main')",
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
         "import os; print('lost'); os._exit(4)",
