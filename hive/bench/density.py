@@ -37,10 +37,10 @@ from hive.bench.search import (
 )
 from hive.bench.villages import (
     NO_TIME,
-    Ground,
     HiveVillage,
     PlainVillage,
     Village,
+    VillageGround,
     why_no_ready_state,
     why_no_templates,
 )
@@ -214,7 +214,7 @@ class _Run:
         self._say(f"{WAY_NAMES[way]} …")
         swap = "none" if way == "none" else self._order.swap
         async with self._boxed(swap) as box:
-            search = _Search(self, way, swap, Ground(box, self._directory, stub_port))
+            search = _Search(self, way, swap, VillageGround(box, self._directory, stub_port))
             try:
                 return {**_unmeasured(way, ""), **await search.whole(until)}
             except HiveError as error:
@@ -256,7 +256,7 @@ class _Run:
         if self._base_p95_s is None:
             self._base_p95_s = p95_s
 
-    def village(self, way: str, ground: Ground) -> Village:
+    def village(self, way: str, ground: VillageGround) -> Village:
         if way in ("none", "kernel"):
             return PlainVillage(ground, self._chosen)
         return HiveVillage(ground, self._chosen, template=way == "templates")
@@ -280,7 +280,7 @@ class _Run:
 class _Search:
     """The search of one way: a few agents say what one costs, then steps bracket the edge."""
 
-    def __init__(self, run: _Run, way: str, swap: str, ground: Ground) -> None:
+    def __init__(self, run: _Run, way: str, swap: str, ground: VillageGround) -> None:
         self._run = run
         self._way = way
         self._swap = swap
@@ -352,7 +352,8 @@ class _Search:
                 await asyncio.sleep(1)  # who works takes back what he works with
             seen.append((agents, _mib(box)))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
-        asleep_mib = min(awake_mib, max(LEAST_MIB, marginal_mib(seen[0], seen[1])))
+        asleep_mib = max(LEAST_MIB, marginal_mib(seen[0], seen[1]))
+        awake_mib = max(awake_mib, asleep_mib)  # Hive gave some back between the two looks
         base_mib = 0.0 if self._way == "none" else max(0.0, seen[1][1] - more * asleep_mib)  # Hive, a template
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst

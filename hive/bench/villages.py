@@ -83,7 +83,7 @@ class Village(Protocol):
         """Ends all of it."""
 
 
-class Ground(NamedTuple):
+class VillageGround(NamedTuple):
     """The things that every village of a run stands on: the box, the run's directory, the stub's port."""
 
     box: MemoryBox
@@ -129,7 +129,7 @@ async def until_it_answers(target: CalledAgent, *, within_s: float = START_S) ->
 class PlainVillage:
     """Agents as plain processes: the kernel alone, and nobody sleeps."""
 
-    def __init__(self, ground: Ground, chosen: Chosen) -> None:
+    def __init__(self, ground: VillageGround, chosen: Chosen) -> None:
         self.targets: list[CalledAgent] = []
         self.serving: list[int] = []
         self._ground = ground
@@ -211,7 +211,7 @@ class PlainVillage:
 class HiveVillage:
     """Agents of a Hive, which is in the box with them. `template`: whether they are forked from one."""
 
-    def __init__(self, ground: Ground, chosen: Chosen, *, template: bool = False) -> None:
+    def __init__(self, ground: VillageGround, chosen: Chosen, *, template: bool = False) -> None:
         self.targets: list[CalledAgent] = []
         self.serving: list[int] = []
         self._ground = ground
