@@ -9,7 +9,8 @@ prefix=""
 usage() {
     cat >&2 <<'TEXT'
 usage: ./install.sh up [ARGS]     install beside this script if needed, then run: hive up --demo ARGS
-       ./install.sh test [ARGS]   the same with the test extras, then run: pytest ARGS (--quick: two minutes of them)
+       ./install.sh test [ARGS]   the same with the test extras, then run: pytest ARGS (--quick: two minutes of them;
+                                  --engines: those with real inference engines and containers)
        ./install.sh [--dry-run] [--prefix DIR]
                                   make this box a Hive, or bring the one that is on it up to date (as root; systemd 252)
        ./install.sh --uninstall [--purge] [--yes] [--dry-run] [--prefix DIR]

@@ -27,6 +27,10 @@ fmt:
 quick *args:
     ./install.sh test --quick {{ args }}
 
-# Every test that runs on any machine.
+# The tests with real inference engines and containers.
+engines *args:
+    ./install.sh test --engines {{ args }}
+
+# Every other test that runs on any machine.
 test *args:
     ./install.sh test {{ args }}

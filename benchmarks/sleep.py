@@ -185,8 +185,9 @@ class Bench:
         frozen = await self.freeze()
         paged = await self.client.page_out(A, self.generation)
         cpu_ms = self.helper_cpu_ms() - cpu_before
-        # Writes to a file go on for a moment after their pages left the process.
-        kept = paged.kept_bytes + zram_bytes(device) - zram_before
+        # Of a swap file the copies in the swap cache are not counted: they go as soon as somebody needs room.
+        kept = (await self.client.stat([A]))[A].pss_bytes or paged.kept_bytes
+        kept += zram_bytes(device) - zram_before
         wake = await self.wake()
         return Round(
             freeze=frozen,

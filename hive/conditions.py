@@ -250,6 +250,10 @@ TABLE: dict[str, Row] = {
         "{more:? (and * more)}",
         "hive config show --origin  # another draft, or speculative = none",
     ),
+    "template_failed": _warning(
+        "agents of template {template} are ordinary programs: {why}{more:? (and * more)}",
+        "{hive:template restart {template:quote}}",
+    ),
     "backend_switching": _warning("switching to {to}: requests for the model wait", "{hive:backend status}"),
     "no_backend_installed": _error(
         "no inference server was started: none is installed where hive.conf says "
@@ -380,7 +384,7 @@ TABLE: dict[str, Row] = {
     ),
     "runner_program_missing": _error(
         "{model} is served by {program}, and {why}[ (and {more} more)]: requests for it get 503",
-        "python3 -m venv {folder:quote} && {folder:quote}/bin/pip install 'hive[{kind}]'",
+        "python3 -m venv {folder:quote} && {folder:quote}/bin/pip install '.[{kind}]'  # in a clone of Hive",
     ),
     "speculation_without_numba": _error(
         "{model} is to draft by ngrams, and the vLLM at {program} has no numba: it ends within its start",
@@ -432,6 +436,15 @@ TABLE: dict[str, Row] = {
         "nvidia-smi  # {hive:pool} shows what is the pool's",
     ),
     # What agents run in.
+    "template_stale": _warning(
+        "packages of template {template} have changed since it started{more:? (and of * more)}: its agents have those "
+        "of before",
+        "{hive:template restart {template:quote}}  # for new agents; each other one when it is started again",
+    ),
+    "userns_forbidden": _warning(
+        "{name} is {value}: templates get no user namespace, and their agents are ordinary programs",
+        "{sudo}sysctl -w {name}={to}  # and in /etc/sysctl.d, for the next boot",
+    ),
     "kvm_missing": _error(
         "{why}: virtual machines cannot run here", "{sudo}modprobe kvm_intel || {sudo}modprobe kvm_amd"
     ),

@@ -72,6 +72,7 @@ from hive.control.speculation import SpeculationWatch
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
 from hive.control.task_report import TaskReport
+from hive.control.templates import TemplateDesk
 from hive.control.transcriptions import TranscriptionWatch
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
@@ -227,6 +228,13 @@ class Daemon:
             on_holder_moved=self._holder_moved,
         )
         self._runtimes = RuntimeWatch(self._helper)
+        self._templates = TemplateDesk(
+            settings=settings,
+            database=self._database,
+            audit_log=self._audit_log,
+            helper=self._helper,
+            has_uids=isolation is not Isolation.NONE,
+        )
 
         # The agents.
         has_helper, lives = settings.sandbox.enabled, dict[str, AgentLifecycle]()
@@ -241,9 +249,10 @@ class Daemon:
             counters=self._counters,
             helper=sandboxes,
             proxy_link=self._proxy_link,
+            template_of=self._templates.spec_of,
             own_networks=isolation is Isolation.FULL,
         )
-        self.roster = Roster(self.effects, lives)
+        self.roster = self._templates.roster = Roster(self.effects, lives)
         self._budgets = BudgetReport(
             database=self._database,
             roster=self.roster,
@@ -517,6 +526,7 @@ class Daemon:
             scheduler=self._scheduler,
             prewarmer=self._prewarmer,
             budgets=self._budgets,
+            templates=self._templates,
             freezer=freezer,
         )
         health = HealthReport(
@@ -537,6 +547,7 @@ class Daemon:
             pool=self._pool,
             api=self._api_at,
             speculation=self._speculation,
+            templates=self._templates,
         )
         orders = PoolOrders(
             self._pool,
@@ -565,6 +576,7 @@ class Daemon:
                 scheduler=self._scheduler,
                 responses=self._responses,
                 settings=settings,
+                templates=self._templates,
                 isolation=isolation,
                 api=self._api_at,
             ),
@@ -588,6 +600,7 @@ class Daemon:
             cache=self._cache,
             runner=runner,
             tasks=TaskReport(settings=lambda: self.effects.settings, roster=self.roster, proxy_link=self._proxy_link),
+            templates=self._templates,
             leases=LeaseDesk(self._leases, socket=str(paths.lease_socket)),
             governance=self._governor,
             gpus=gpus,
@@ -632,6 +645,7 @@ class Daemon:
                 transcriptions=self._transcriptions.metrics,
                 adapters=self._adapter_orders.metrics,
                 jobs=self._model_jobs.metrics,
+                templates=self._templates.metrics,
             ),
         )
 
@@ -757,6 +771,7 @@ class Daemon:
         self._say_to_redis()
         self._spawn(self._runtimes.run(), "runtimes")
         self._spawn(self._prewarmer.run(), "prewarm")
+        self._spawn(self._templates.run(), "templates")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
         self._spawn(self._model_jobs.recover(self._model_jobs_left), "jobs of before")

@@ -230,7 +230,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of this one what the list names of the loopback. `system_prompt`: the beginning of its conversations, word for word
     as the agent sends it; `prewarm_on_start`: the backend reads it at every start and wake, before the agent asks.
     `cloud`: narrows how far its requests may go, None for what box and tenant say. `tokens_per_day`,
-    `tokens_per_month`, `cloud_tokens_per_day`: its budgets, None for what its tier has.
+    `tokens_per_month`, `cloud_tokens_per_day`: its budgets, None for what its tier has. `template`: the one it is
+    forked from, for good; the command is then a Python script, `-m MODULE` or `-c CODE`, with what follows it.
     """
 
     name: str
@@ -257,6 +258,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
     cloud_tokens_per_day: int | None = None
+    template: str | None = None
 
     @property
     def budget(self) -> TokenLimits:

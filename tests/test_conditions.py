@@ -35,6 +35,7 @@ from hive.doctor.checks import (
     sandboxes,
     speculation,
     stores,
+    templates,
     units,
 )
 from hive.doctor.checks.check import Check, CheckVerdict, Status, passed
@@ -260,6 +261,11 @@ CASES: dict[str, Case] = {
     "adapter_keys_none": lambda: adapters.judge_keys(P, 0, 1, "required"),
     "adapter_keys_open": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o775), is_apart=True),
     "adapters_unreadable": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o700), is_apart=True),
+    "template_failed": daemon(templates_failed={"lg": "its imports started threads"}),
+    "template_stale": lambda: templates.judge_ready([{"name": "lg", "state": "ready", "is_stale": True}]),
+    "userns_forbidden": lambda: templates.judge_namespaces(
+        ["lg"], {"kernel.apparmor_restrict_unprivileged_userns": "1"}, is_apart=True
+    ),
     "slots_not_kept": lambda: parking.judge_directory("/d", "it is so"),
     "lease_overdue": lambda: pool.judge_leases({"leases": [OVERDUE]}),
     "pool_unmeasured": lambda: pool.judge_memory({"accounts": [{**ACCOUNT, "used_bytes": None}]}),

@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.entries": LEAVES | {"models", "dialects", "adapters.record"},  # a model with an adapter is one
     "backends.models_dir": LEAVES | {"host"},
     "runner": set(),  # programs of other environments: the standard library, their engine and each other
+    "templates": set(),  # of other environments, too: they run in the agents' Python
     "queue": LEAVES | {"link", "models"},
     "bodies": LEAVES | {"dialects", "models", "host"},
     "endpoints": LEAVES | {"wire", "dialects", "models", "backends.kinds"},
@@ -109,9 +110,11 @@ ALLOWED: dict[str, set[str]] = {
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
+    "bench": LEAVES | {"host", "client"},
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
+    "cli.template_check": LEAVES | {"client", "cli", "host.process"},  # it starts a template
     "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
     **dict.fromkeys(
         ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),
@@ -136,8 +139,10 @@ COMPOSITION_ROOTS = {
     "up",
     "tui",
     "jobs.process",
+    "bench",
 }
 STARTERS = {
+    "cli.bench",
     "cli.audit",
     "cli.services",
     "cli.status",
@@ -324,12 +329,15 @@ def _hangs_on(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+OWN_PROGRAMS = ("templates.fork_server", "templates.connect")
+
+
 def test_tasks_and_processes_are_started_in_one_place() -> None:
-    """But for the sample agents: each is a program of its own."""
+    """But for the sample agents, the fork server and what becomes it: each is a program of its own."""
     wrong = [
         f"{path}:{line}: {name} belongs to {home}"
         for path in modules()
-        if not name_of(path).startswith("demo.agents.")
+        if not name_of(path).startswith("demo.agents.") and name_of(path) not in OWN_PROGRAMS
         for name, line in uses_of(tree_of(path))
         if (home := ONLY_IN.get(name, "host.process")) != name_of(path)
     ]

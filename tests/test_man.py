@@ -26,6 +26,7 @@ from hive.settings.pool import ModelRow
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import SECTIONS, VARIABLES, TenantRow
 from hive.settings.tasks import TaskRow
+from hive.settings.templates import TemplateRow
 from hive.store import channels, keys
 
 MAN = Path(__file__).parents[1] / "man"
@@ -185,6 +186,10 @@ def task_part() -> str:
     return "".join(setting(row) for row in rows_of("task", TaskRow).values())
 
 
+def template_part() -> str:
+    return "".join(setting(row) for row in rows_of("template", TemplateRow).values())
+
+
 def model_part() -> str:
     return "".join(setting(row) for row in rows_of("model", ModelRow).values())
 
@@ -219,6 +224,7 @@ WRITTEN: Mapping[tuple[str, str], str] = {
     ("hive.conf.5", "tenant settings"): tenant_part(),
     ("hive.conf.5", "model settings"): model_part(),
     ("hive.conf.5", "task settings"): task_part(),
+    ("hive.conf.5", "template settings"): template_part(),
     ("hive.7", "errors"): error_lines(),
 }
 

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import gc
+import re
+import tomllib
+from itertools import compress, product
 
 import pytest
 
 from tests import conftest, workers
-from tests.workers import ALWAYS_QUICK, ROOT, group_of, is_quick, times, tried, worker_count
+from tests.workers import (
+    ALWAYS_QUICK,
+    APART,
+    ENGINES,
+    IS_MARKED,
+    ROOT,
+    engines_only,
+    group_of,
+    holds,
+    is_quick,
+    times,
+    tried,
+    worker_count,
+)
 
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
 QUICK_S = 180.0
@@ -37,18 +53,40 @@ def test_files_that_share_a_vllm_or_ports_are_one_group_and_others_are_alone() -
     assert group_of("hive/errors.py") == "hive/errors.py"
 
 
+def test_the_default_suite_leaves_out_what_the_others_run() -> None:
+    """Nothing is in two suites or in none: each test is one of the default suite, of --engines or of .ci/run alone."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    default, runs = told[told.index("-m") + 1], (ROOT / ".ci/run").read_text()
+    assert default == f"not ({' or '.join((*APART, *ENGINES))})"
+    assert " beside tests tests tests -n" in runs
+    assert " beside engines tests engines --engines -n" in runs
+    alone = re.findall(r"^\w+=\(-m '?([\w ]+?)'? --", runs, re.M)
+    suites = [default, engines_only(), " or ".join(alone)]
+    for values in product((False, True), repeat=len(APART) + len(ENGINES)):
+        marked = set(compress((*APART, *ENGINES), values))
+        assert sum(holds(suite, marked) for suite in suites) == 1, marked
+
+
+def test_markers_of_suites_are_named_where_the_tests_are() -> None:
+    """A file without them is not read in for such a suite, so they must not come from elsewhere."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    named = {path.name: {*IS_MARKED.findall(path.read_text())} & {*APART, *ENGINES} for path in files}
+    assert {name: found for name, found in named.items() if found} == {}
+
+
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        ("", 4),
-        ("-n auto -o cache_dir=.pytest_cache/tests", 4),
-        ("tests/cli hive", 4),
+        ("", 5),
+        ("-n auto -o cache_dir=.pytest_cache/tests", 5),
+        ("tests/cli hive", 5),
         ("tests/cli/test_top.py", 0),
         ("tests/cli/test_top.py::test_x", 0),
-        ("--ignore=tests/cli/test_top.py", 4),
+        ("--ignore=tests/cli/test_top.py", 5),
         ("-m chaos", 0),
         ("-k top", 0),
         ("-x", 0),
+        ("--engines", 5),
         ("--last-failed", 0),
     ],
 )
@@ -57,7 +95,7 @@ def test_what_is_chosen_by_hand_runs_in_one_process(words: str, count: int) -> N
 
 
 def test_small_memory_bounds_the_processes() -> None:
-    assert [worker_count([], cores=16, memory_gib=gib) for gib in (2.0, 8.0, 64.0)] == [0, 4, 18]
+    assert [worker_count([], cores=16, memory_gib=gib) for gib in (2.0, 8.0, 64.0)] == [0, 4, 19]
 
 
 def test_what_pytest_asks_is_known_to_it() -> None:

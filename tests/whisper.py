@@ -39,7 +39,7 @@ def model(name: str = "tiny.en") -> Path:
 
 
 def program(folder: Path) -> Path:
-    """A hive-runner of this tree, as `pip install 'hive[whisper]'` makes one, in Whisper's environment."""
+    """A hive-runner of this tree, as `pip install '.[whisper]'` makes one, in Whisper's environment."""
     model()
     path = folder / "hive-runner"
     if not path.exists():

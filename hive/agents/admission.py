@@ -12,9 +12,23 @@ REFAULT_BYTES_PER_S = 150 << 20
 """The speed at which memory comes back: 300 MiB touched again took 0.98 s from zram and 2.1 s from a disk (measured on
 two cores of an AMD EPYC, lz4, every object of a Python heap)."""
 SHORTEST_S = 0.5
+MARGIN_BYTES = 8 << 20
+"""Beside a recorded working set: what a turn makes anew or has to itself from then on (4 to 8 MiB, measured with agents
+of OpenAI's package and of LangGraph)."""
 
 FIRST = {Tier.HIGH: 0, Tier.MEDIUM: 1, Tier.LOW: 2}
 """Order of the tiers: the smaller goes first."""
+
+
+def need_bytes(swap_bytes: int, working_set_bytes: int | None) -> int:
+    """RAM that a wake takes: the working set recorded and a margin, at most all that is in swap.
+
+    All that is in swap where nothing is recorded yet: then nobody knows what of it will be touched.
+
+    >>> need_bytes(300 << 20, 17 << 20) >> 20, need_bytes(300 << 20, None) >> 20, need_bytes(9 << 20, 17 << 20) >> 20
+    (25, 300, 9)
+    """
+    return swap_bytes if working_set_bytes is None else min(swap_bytes, working_set_bytes + MARGIN_BYTES)
 
 
 class _Wish:
@@ -26,16 +40,18 @@ class _Wish:
 
 
 class _Admitted:
-    __slots__ = ("at", "lasts_s", "need_bytes")
+    __slots__ = ("at", "has_asked", "lasts_s", "need_bytes")
 
     def __init__(self, need_bytes: int, at: float) -> None:
         self.need_bytes = need_bytes
         self.at = at
         self.lasts_s = max(SHORTEST_S, need_bytes / REFAULT_BYTES_PER_S)
+        self.has_asked = False
 
     def outstanding_bytes(self, now: float) -> int:
         """Memory it has not faulted in yet: less with time, as what is back is missing from the available memory."""
-        return round(self.need_bytes * max(0.0, 1 - (now - self.at) / self.lasts_s))
+        left = 0.0 if self.has_asked else 1 - (now - self.at) / self.lasts_s
+        return round(self.need_bytes * max(0.0, left))
 
     def is_over(self, now: float) -> bool:
         return now - self.at >= self.lasts_s
@@ -94,6 +110,18 @@ class MemoryAdmission:
             admitted.append(agent)
             coming += need
         return admitted
+
+    def coming(self) -> list[str]:
+        """Those that memory is held for."""
+        return [agent for agent, admitted in self._admitted.items() if not admitted.has_asked]
+
+    def waits_for_model(self, agent: str) -> None:
+        """Its turn is at the model: what it needed to get there is back, and no memory is held for it.
+
+        It counts as coming back for its time all the same: where nothing fits, no more go because of it.
+        """
+        if agent in self._admitted:
+            self._admitted[agent].has_asked = True
 
     def runs(self, agent: str) -> None:
         """It came awake, by whatever way: it waits no longer."""

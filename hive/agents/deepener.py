@@ -103,7 +103,7 @@ class Deepener:
         self._resident = {agent: seen for agent, seen in self._resident.items() if agent in known}
         for agent, generation in generations.items():
             if (stat := stats.get(agent)) is not None:
-                self._resident[agent] = (generation, stat.rss_bytes)
+                self._resident[agent] = (generation, stat.rss_bytes if stat.held_bytes is None else stat.held_bytes)
 
     def _resident_bytes(self, life: AgentLifecycle) -> int | None:
         generation, resident = self._resident.get(life.agent.id, (None, 0))

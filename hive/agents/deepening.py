@@ -60,7 +60,8 @@ class Deepening:
             raise
         # 3. It is so, therefore it is recorded.
         self.forget_failures()
-        state.sleep_at(SleepDepth.DEEP, SleepDepth.DEEP, actor, swap_bytes=paged.swap_bytes)
+        state.paged_out(paged)
+        state.sleep_at(SleepDepth.DEEP, SleepDepth.DEEP, actor)
         await self._record()
 
     async def found(self, depth: SleepDepth) -> None:

@@ -60,8 +60,8 @@ class HelperVerbs(Protocol):
 
     async def remove(self, agent: str) -> None: ...
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
-        """Ground truth of those named; of all where none is."""
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
+        """Ground truth of those named; of all where none is. `pss`: with a PSS of now (`AskStat`)."""
         ...
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:

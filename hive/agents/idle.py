@@ -98,14 +98,14 @@ def cpu_percent(used_us: int, span_s: float) -> float:
 def cost(stat: Stat, percent: float | None) -> str:
     """The cost of an agent now, in words; `percent`: of one core, None where it was not measured.
 
-    >>> cost(Stat(state="running", rss_bytes=120 << 20), 3.14)
+    >>> cost(Stat(state="running", held_bytes=120 << 20), 3.14)
     '120 MiB of RAM, 3.1 % of a core'
-    >>> cost(Stat(state="frozen", rss_bytes=9 << 20, swap_bytes=91 << 20), None), cost(Stat(state="gone"), None)
+    >>> cost(Stat(state="frozen", held_bytes=9 << 20, swap_bytes=91 << 20), None), cost(Stat(state="gone"), None)
     ('9 MiB of RAM, 91 MiB of swap', '')
     """
     if stat.state == Truth.GONE:
         return ""
-    parts = [f"{mib(stat.rss_bytes)} of RAM"]
+    parts = [] if stat.held_bytes is None else [f"{mib(stat.held_bytes)} of RAM"]
     if stat.swap_bytes:
         parts.append(f"{mib(stat.swap_bytes)} of swap")
     if percent is not None and stat.state == Truth.RUNNING:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,6 +26,8 @@ from hive.domain import (
     is_name,
 )
 from hive.errors import BadRequest, did_you_mean
+from hive.link.script_form import PLAIN as PLAIN
+from hive.link.script_form import SCRIPT as SCRIPT
 
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
@@ -94,6 +97,10 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
     """
     _check_name("name", spec.name)
     _check_name("tenant", spec.tenant)
+    if spec.template is not None:
+        _check_name("template", spec.template)
+        if spec.runtime is not RuntimeKind.PROCESS and spec.runtime is not RuntimeKind.EXTERNAL:
+            raise BadRequest(f"template: the runtime is {spec.runtime}", hint="only the runtime process takes one")
     if spec.port is not None and not 1 <= spec.port <= 65535:
         raise BadRequest(f"port: {spec.port} is not from 1 to 65535")
     if spec.idle_s is not None and not 0 <= spec.idle_s <= IDLE_MAX_S:
@@ -167,7 +174,7 @@ def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
         return []
     if spec.runtime is RuntimeKind.EXTERNAL:
         return []
-    return _check_command(spec.command, find)
+    return _check_command(spec.command, find) if spec.template is None else _check_script(spec.command, find)
 
 
 def _check_docker(docker: DockerSpec) -> None:
@@ -327,6 +334,37 @@ def _check_command(command: list[str], find: FindProgram) -> list[str]:
     if program is None:
         raise _no_program(command[0])
     return [program, *command[1:]]
+
+
+def _check_script(command: list[str], find: FindProgram) -> list[str]:
+    """The command of a template's agent, as it is but for the full path of another program than Python."""
+    words = command[1:] if command[:1] and command[0] in PLAIN else command
+    is_script = len(words) < len(command) or (words[:1] and (words[0].startswith("-") or words[0].endswith(SCRIPT)))
+    if not is_script:
+        return _check_command(command, find)
+    _check_text("command", command)
+    if sum(len(_encoded("command", part)) + 1 for part in command) > COMMAND_MAX_BYTES:
+        raise BadRequest(f"command: longer than {COMMAND_MAX_BYTES} bytes")
+    if words and not words[0].startswith("-"):
+        _check_file(words[0])
+    return command
+
+
+def _check_file(script: str) -> None:
+    """Raises BadRequest for a script that Python will not find, as far as that can be seen from here."""
+    if not os.path.isabs(script):
+        raise BadRequest(
+            f"command: {script!r} is relative; agents run in a directory of their own",
+            hint="give the script's full path",
+        )
+    try:
+        is_directory = stat.S_ISDIR(os.stat(script).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadRequest(f"command: there is no {script}") from None
+    except OSError:
+        return  # the agent's user may read what this one may not
+    if is_directory:
+        raise BadRequest(f"command: {script!r} is a directory")
 
 
 def _no_program(name: str) -> BadRequest:

@@ -18,7 +18,7 @@ from hive.agents.reconcile import Truth
 from hive.agents.transition_lock import TransitionLock
 from hive.domain import AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.errors import HiveError, WrongState
-from hive.link.helper import Stat
+from hive.link.helper import PagedOut, Stat
 from hive.link.messages import Open, Refused
 
 log = logging.getLogger("hive.agents")
@@ -36,7 +36,8 @@ class LifecycleState:
     `leaving`: stops, restarts, removals that wait for their turn. `held`: programs inside that keep it awake. `gone`:
     its main process ended and that is not acted on yet. `waiting`: callbacks for when it is awake, or certain not to
     be. `awake_since`, `asleep_since`: loop time of its last start or wake, and of its last sleep, or of this
-    daemon's start where it slept before. `swap_bytes`: a deep sleeper's memory in swap at the last look.
+    daemon's start where it slept before. `swap_bytes`: a deep sleeper's memory in swap at the last look;
+    `working_set_bytes`: what of its memory it used after a wake, None where that was not seen yet.
     `kept_awake_by`: the actor that asked for it, empty where an earlier daemon was asked.
     """
 
@@ -51,6 +52,7 @@ class LifecycleState:
         self.waiting: list[Answer] = []
         self.awake_since = self.asleep_since = self.loop.time()
         self.swap_bytes = 0
+        self.working_set_bytes: int | None = None
         self.kept_awake_by = ""
         self._keep_awake_until = self._loop_time_of(agent.keep_awake_until)
         self.pid: int | None = None
@@ -96,10 +98,8 @@ class LifecycleState:
         await self.turns.unless_interrupted(self.effects.save(asleep))
         self.take(asleep, actor)
 
-    def sleep_at(self, depth: SleepDepth, goal: SleepDepth, actor: str, *, swap_bytes: int | None = None) -> None:
+    def sleep_at(self, depth: SleepDepth, goal: SleepDepth, actor: str) -> None:
         """The same sleep, of the same generation: the gate has nothing to do with it."""
-        if swap_bytes is not None:
-            self.swap_bytes = swap_bytes
         self.take(msgspec.structs.replace(self.agent, depth=depth, depth_goal=goal), actor)
 
     async def change_spec(self, spec: AgentSpec) -> None:
@@ -151,9 +151,13 @@ class LifecycleState:
 
     # Its process ------------------------------------------------------------------------------------------------
 
+    def paged_out(self, paged: PagedOut) -> None:
+        """Takes note of what of its memory is in swap, and of what it used of it."""
+        self.swap_bytes, self.working_set_bytes = paged.swap_bytes, paged.working_set_bytes
+
     def saw(self, stat: Stat) -> None:
         """Ground truth of its process."""
-        self.swap_bytes = stat.swap_bytes
+        self.swap_bytes, self.working_set_bytes = stat.swap_bytes, stat.working_set_bytes
         self.lives(stat.pid, stat.address)
 
     def lives(self, pid: int | None, address: str) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 from hive.agents.admission import MemoryAdmission
 from hive.agents.effects import Effects
+from hive.agents.transition_lock import outcome_of
 from hive.agents.units_text import mib
 from hive.domain import Agent
+from hive.errors import HiveError
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")
 
@@ -26,6 +29,7 @@ class WakeQueue:
         self._admission = MemoryAdmission()
         self._go: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._asks = False
 
     def __repr__(self) -> str:
         return f"<WakeQueue {len(self)} waiting>"
@@ -82,3 +86,21 @@ class WakeQueue:
     def _look_again(self) -> None:
         self._timer = None
         self._look()
+        if len(self._admission) and self._admission.coming() and not self._asks:
+            self._asks = True
+            spawn(self._ask_who_waits_for_a_model(), name="who waits for a model")
+
+    async def _ask_who_waits_for_a_model(self) -> None:
+        """While others wait for memory, none is held for an agent with a turn at the model."""
+        try:
+            coming = self._admission.coming()
+            if self._effects.gates.session is None:
+                return
+            activity = await outcome_of(self._effects.gates.activity(coming))
+            if isinstance(activity, HiveError):
+                return
+            for agent in coming:
+                if (seen := activity.get(agent)) is not None and seen.in_flight:
+                    self._admission.waits_for_model(agent)
+        finally:
+            self._asks = False

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from hive.agents.admission import need_bytes
 from hive.agents.state import Answer, LifecycleState
 from hive.agents.wake_queue import WakeQueue
 from hive.domain import AgentStatus, SleepDepth, WakeCause
@@ -56,7 +57,8 @@ class Waking:
         if state.status is not AgentStatus.PAUSED:
             return
         if state.agent.depth is SleepDepth.DEEP:
-            self._line.enter(state.agent, state.swap_bytes, self._go)
+            need = need_bytes(state.swap_bytes, state.working_set_bytes)
+            self._line.enter(state.agent, need, self._go)
         else:
             self._go()
 

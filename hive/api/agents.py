@@ -212,7 +212,7 @@ class AgentApi:
 
     async def show(self, request: Request) -> Response:
         """The values of `env`, and its system prompt, are masked for a viewer."""
-        view = await self._services.agent_views.of(self._life(request))
+        view = await self._services.agent_views.of(self._life(request), pss=True)
         return as_json(shown_to(person(request), [view])[0])
 
     async def create(self, request: Request) -> Response:

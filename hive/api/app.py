@@ -41,6 +41,7 @@ from hive.api.routes import RouteRow
 from hive.api.runner import RunnerApi
 from hive.api.system import BoxApi
 from hive.api.tasks import TasksApi
+from hive.api.templates import TemplateApi
 from hive.api.tokens import TokenApi
 from hive.audit.auth import need
 from hive.audit.shielded import carried_through
@@ -68,6 +69,7 @@ def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event)
         *PoolApi(services).rows(),
         *RunnerApi(services).rows(),
         *TasksApi(services).rows(),
+        *TemplateApi(services).rows(),
         *GovernanceApi(services).rows(),
         *LeaseApi(services, stopping=stopping).rows(),
         *EventApi(services, stopping=stopping).rows(),

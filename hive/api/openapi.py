@@ -28,6 +28,7 @@ PATH_PARAMS = {
     "id": "As the answer that told of it has it.",
     "taskId": "As the answer to a load has it.",
     "model": "A model, by the inference server's name for it; a / in it is written %252F.",
+    "template": "A template, by the name of its section.",
     "task": "A task, by the name of its section; `task:` may stand before it.",
 }
 TAGS = {
@@ -56,6 +57,7 @@ TAGS = {
     "stats": "Counts.",
     "system": "The inference server, the host, Hive itself.",
     "tasks": "Ladders of models that requests ask for by one name.",
+    "templates": "Processes with their packages imported, which agents are forked from.",
     "tokens": "Who may ask over TCP.",
     "usage": "What was used.",
 }

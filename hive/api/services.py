@@ -29,6 +29,7 @@ from hive.control.speculation import SpeculationWatch
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher
 from hive.control.task_report import TaskReport
+from hive.control.templates import TemplateDesk
 from hive.control.usage_report import UsageReport
 from hive.host.gpu_memory import GpuMemoryReader
 from hive.lifecycle.adapter_orders import AdapterOrders
@@ -75,6 +76,7 @@ class Services:
     cache: CacheFlusher
     runner: RunnerDesk
     tasks: TaskReport
+    templates: TemplateDesk
     leases: LeaseDesk
     governance: Governor
     gpus: GpuMemoryReader

@@ -26,7 +26,6 @@ from hive.backends.counters import Heard, ReportedLimits, gauge, heard_counters
 from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import Dialect, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
 from hive.settings.table import InferenceSection
 
 HEALTH = "/health"
@@ -84,14 +83,6 @@ def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
     ]
 
 
-def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
-    """All that it lists: it serves what it was started with."""
-    try:
-        return frozenset(model.name for model in (yield from models(server)))
-    except (BackendDown, BackendTimeout):
-        return None
-
-
 def busy() -> Conversation[ReportedLimits]:
     metrics = yield from text("/metrics")
     if metrics is None:
@@ -134,7 +125,7 @@ ASKING = Asking(
     version=version,
     models=models,
     busy=busy,
-    loaded=loaded,
+    loaded=openai_answers.all_listed,
     why_not_load="a runner serves the model it was started with",
 )
 

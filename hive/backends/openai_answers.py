@@ -1,10 +1,13 @@
-"""Question for one token, as servers of OpenAI's dialect are asked and answer it. Pure."""
+"""Questions that servers of OpenAI's dialect answer alike: for one token, and for the names of their models. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+from hive.backends.conversation import AskedServer, Conversation, shape
+from hive.errors import BackendDown, BackendTimeout
 
 ONE_TOKEN_PROMPT = "Hi"
 MODELS = "/v1/models"
@@ -21,6 +24,22 @@ class _Choice(msgspec.Struct):
 class _Answer(msgspec.Struct):
     usage: _Usage = msgspec.field(default_factory=_Usage)
     choices: list[_Choice] = []
+
+
+class _Listed(msgspec.Struct):
+    id: str
+
+
+class _List(msgspec.Struct):
+    data: list[_Listed]
+
+
+def all_listed(server: AskedServer) -> Conversation[frozenset[str] | None]:
+    """The models in its list, of a server that has all of them in memory; None where it does not answer."""
+    try:
+        return frozenset(row.id for row in (yield from shape(server, MODELS, _List)).data)
+    except (BackendDown, BackendTimeout):
+        return None
 
 
 def completion(model: str, limit: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG001 - completions know one name

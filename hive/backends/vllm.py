@@ -26,7 +26,7 @@ from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
 from hive.backends.speculation import DRAFT, vllm_words
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
-from hive.errors import AdapterMismatch, BackendDown, BackendTimeout, NotSupported
+from hive.errors import AdapterMismatch, BackendDown, NotSupported
 from hive.models.adapter_names import is_engine_name
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS
@@ -85,14 +85,6 @@ def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
         )
         for model in listed.data
     ]
-
-
-def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
-    """All that it lists."""
-    try:
-        return frozenset(model.name for model in (yield from models(server)))
-    except (BackendDown, BackendTimeout):
-        return None
 
 
 def busy() -> Conversation[ReportedLimits]:
@@ -358,7 +350,7 @@ SPEC = BackendSpec(
         prefix_cache=prefix_cache,
         kv_usage=kv_usage,
         drafts=drafts,
-        loaded=loaded,
+        loaded=openai_answers.all_listed,
         why_not_load="vLLM serves the model it was started with",
         described_at="/openapi.json",  # which `--disable-fastapi-docs` takes away
     ),

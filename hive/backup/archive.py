@@ -1,9 +1,9 @@
 """The file a backup is: a tar of plain files, first `manifest.json`, which names every other with size and SHA-256.
 
 Nothing in it says where a file goes: names are taken from a table of ours (`backup_contents.py`), or are plain names of
-files of models.d, so no path of an archive is ever used. Reading it trusts nothing: an unknown name, anything but a
-plain file, another size or sum, a second file of one name, and an end that comes too early are all refused before
-anything is touched.
+files of models.d and templates.d, so no path of an archive is ever used. Reading it trusts nothing: an unknown name,
+anything but a plain file, another size or sum, a second file of one name, and an end that comes too early are all
+refused before anything is touched.
 """
 
 from __future__ import annotations

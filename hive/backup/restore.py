@@ -34,8 +34,7 @@ from hive.backup import archive
 from hive.backup.archive import ArchiveManifest
 from hive.errors import BadRequest, ConfigError, NotFound, WrongState
 from hive.files import secrets
-from hive.files.backup_contents import DATABASE, RESPONSES, STORES, BackupPart, HiveFiles, is_model_file
-from hive.files.layout import MODELS_D
+from hive.files.backup_contents import DATABASE, DESCRIBED, RESPONSES, STORES, BackupPart, HiveFiles, is_model_file
 from hive.files.offline_audit import noted
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.paths import make_private
@@ -64,7 +63,7 @@ class RestorePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     names: list[str]
     gone: list[str] = []
-    """Files of models.d that the backup does not have."""
+    """Files of models.d and templates.d that the backup does not have."""
     stamp: Annotated[str, msgspec.Meta(pattern="^[0-9T]{15}(-[0-9]{1,6})?$")]
 
 
@@ -228,7 +227,7 @@ def _staged(
 
 
 def _check_models(targets: Mapping[str, Path]) -> None:
-    """Raises BadRequest where no daemon would start with these files of models.d."""
+    """Raises BadRequest where no daemon would start with these files of models.d and templates.d."""
     files = {name: path for name, path in targets.items() if is_model_file(name)}
     text = targets[CONF].read_text() if CONF in targets else ""
     try:
@@ -237,11 +236,11 @@ def _check_models(targets: Mapping[str, Path]) -> None:
         said = error.message
         for name, path in files.items():
             said = said.replace(str(path), name)
-        raise BadRequest(f"a description of a model in it is wrong: {said}") from None
+        raise BadRequest(f"a description in it is wrong: {said}") from None
 
 
 def _gone(place: HiveFiles, parts: list[BackupPart]) -> list[BackupPart]:
-    """The files of models.d that were not there when the backup was made: with hive.conf, it says all models."""
+    """Those of models.d and templates.d that were not there when the backup was made: with hive.conf, it says all."""
     names = {part.name for part in parts}
     if CONF not in names:
         return []
@@ -362,8 +361,7 @@ def _remove_staged(place: HiveFiles) -> None:
         with translated(part.path), contextlib.suppress(FileNotFoundError):
             _staging(part).unlink()
     if place.layout is not None:
-        models = place.layout.at(MODELS_D)
-        for path in models.glob(f".*{STAGED}"):
+        for path in (path for one in DESCRIBED for path in place.layout.at(one).glob(f".*{STAGED}")):
             with translated(path):
                 path.unlink(missing_ok=True)
 
@@ -397,7 +395,7 @@ def _staging(part: BackupPart) -> Path:
 
 
 def _staging_made(part: BackupPart) -> Path:
-    """Makes models.d, where it is not there, for what is staged in it."""
+    """Makes models.d or templates.d, where it is not there, for what is staged in it."""
     if part.describes_models:
         directory = part.path.parent
         with translated(directory):

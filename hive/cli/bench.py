@@ -1,15 +1,18 @@
 """`hive bench sleep`: what sleep costs and gains on this host, measured on the operator's own agents.
 
-Everything goes through the API and ingress, as in daily work, and each agent is left as it was found.
+Everything goes through the API and ingress, as in daily work, and each agent is left as it was found. `hive bench
+density` needs no Hive that runs: it makes a box, a Hive in it and agents of its own (hive/bench).
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -19,7 +22,7 @@ from hive.cli.call import Answer, CommandCall
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, milliseconds, size, status, table
 from hive.client.client import path_of
-from hive.errors import BackendDown, HiveError, NotSupported, Saturated
+from hive.errors import BackendDown, HiveError, NotSupported, Saturated, UsageError
 
 if TYPE_CHECKING:
     from hive.client.client import Client
@@ -33,6 +36,9 @@ BY_HIVE = b'"src":"hive"'
 """In every error the proxy itself answers with."""
 AWAKE_SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
 DEPTHS = ("light", "deep")
+KINDS = ("openai", "langgraph", "node", "data", "own")
+LEAST_BOX_MIB = 128
+"""Hive alone takes more than a hundred."""
 
 
 def sleep(
@@ -64,6 +70,109 @@ def sleep(
         measured.append(_skipped(name, why_not) if why_not else _measured(client, view, rounds))
     answer = {"rounds": rounds, "agents": measured, **summary(measured)}
     call.show("bench.sleep", answer, lambda: _told(answer))
+
+
+def measure_density(
+    call: CommandCall,
+    box: Annotated[
+        str, typer.Option(metavar="MIB", help="Memory of the box, like 1200M or 2G; 300M with --quick.")
+    ] = "",
+    swap: Annotated[str, typer.Option(metavar="zram|file", help="Where the box swaps to.")] = "zram",
+    agents: Annotated[
+        str, typer.Option(metavar="openai|langgraph|node|data|own", help="Kind of agent; own: the control.")
+    ] = "openai",
+    burst: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Share of the agents that has a turn at a time.")
+    ] = "10%",
+    quick: Annotated[bool, typer.Option("--quick", help="A small box and few turns: 6 minutes at most.")] = False,
+    ways: Annotated[
+        str, typer.Option(metavar="WAY,…", help="Of none, kernel, hive, templates, ready; all by default.")
+    ] = "",
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The agents' Python; by default Hive's, if it has the package.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Where a picture (SVG) is written.")] = None,
+) -> None:
+    """Measures how many real agents a box of fixed memory holds: the kernel alone, and with Hive.
+
+    The box is a memory cgroup with all of Hive and all agents inside. In bursts, a share of the agents has a turn; the
+    edge is the most agents of which none is killed and whose p95 stays within the objective. Needs root. Several
+    minutes; on a machine that does nothing else.
+
+    Examples:
+      hive bench density --quick
+      hive bench density --box 1200M --swap file --agents langgraph --python /srv/agents/bin/python
+      hive bench density --agents own --ways kernel,hive
+      hive bench density --json --picture density.svg > density.json
+    """
+    from hive.bench.density import WAYS, DensityOrder, measured
+    from hive.bench.picture import svg
+    from hive.bench.table import HEADERS, heading, limits, notes, rows
+
+    chosen = _one_of("--ways", ways.split(","), WAYS) if ways else WAYS
+    (kind,) = _one_of("--agents", [agents], KINDS)
+    (swap_kind,) = _one_of("--swap", [swap], ("zram", "file"))
+    box_mib = mib_of(box or ("300M" if quick else "1200M"))
+    order = DensityOrder(box_mib, swap_kind, kind, share_of(burst), quick, python, chosen)
+    if picture is not None:
+        _try_to_write(picture, "")
+    answer = measured(order, say=call.say)
+    answer["limits"] = limits(answer)
+    if picture is not None:
+        _try_to_write(picture, svg(answer))
+
+    def told() -> str:
+        found = rows(answer)
+        said = [heading(answer), *([table(HEADERS, found)] if found else []), "\n".join(notes(answer))]
+        return "\n\n".join(filter(None, [*said, "\n".join(f"- {line}" for line in answer["limits"])]))
+
+    call.show("bench.density", answer, told)
+
+
+def _try_to_write(path: Path, text: str) -> None:
+    """Raises UsageError where it cannot be written: known before a run of minutes."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"--picture {path}: {error.strerror}", hint="name a file in a directory that is there"
+        ) from None
+
+
+def _one_of(option: str, words: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """The words, each of them known. Raises UsageError."""
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{option}: no {word!r}", hint=f"there are {', '.join(known)}")
+    return words
+
+
+def mib_of(text: str) -> int:
+    """MiB of a box. Raises UsageError.
+
+    >>> mib_of("1200M"), mib_of("2G"), mib_of("300")
+    (1200, 2048, 300)
+    """
+    found = re.fullmatch(r"(\d{1,7})(M|MiB|MB|G|GiB|GB)?", text.strip(), re.IGNORECASE)
+    mib = 0 if found is None else int(found[1]) * (1024 if (found[2] or "").upper().startswith("G") else 1)
+    if mib < LEAST_BOX_MIB:
+        raise UsageError(f"--box {text}: a number of MiB, {LEAST_BOX_MIB} or more", hint="like 1200M or 2G")
+    return mib
+
+
+def share_of(text: str) -> float:
+    """A share of 1. Raises UsageError.
+
+    >>> share_of("10%"), share_of("0.3"), share_of("100 %")
+    (0.1, 0.3, 1.0)
+    """
+    try:
+        share = float(text.rstrip("% ")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0.01 <= share <= 1:
+        raise UsageError(f"--burst {text}: from 1% to 100%", hint="like 10%")
+    return share
 
 
 def density(awake: float, k: float) -> float:
@@ -99,8 +208,11 @@ def _rounded_density(awake: float, k: float | None) -> float | None:
 
 
 def held(view: Answer) -> int:
-    """Bytes of memory an agent has, in RAM or swap: what it would take awake, and what light sleep leaves it."""
-    return int(view["rss_bytes"] or 0) + int(view["swap_bytes"] or 0)
+    """Bytes of memory an agent has, in RAM or swap: what it would take awake, and what light sleep leaves it.
+
+    By its PSS: a charge has what it alone touched first, and the swap cache twice.
+    """
+    return _ram(view) + int(view["swap_bytes"] or 0)
 
 
 def kept(view: Answer, memory: Answer) -> int:
@@ -108,13 +220,17 @@ def kept(view: Answer, memory: Answer) -> int:
 
     >>> zram = {"original_bytes": 100, "memory_bytes": 25}
     >>> host = {"swap_total_bytes": 1000, "swap_free_bytes": 800, "zram": [zram]}
-    >>> kept({"rss_bytes": 10, "swap_bytes": 80}, host)
+    >>> kept({"pss_bytes": 10, "swap_bytes": 80}, host)
     20
     """
     swapped = (memory["swap_total_bytes"] or 0) - (memory["swap_free_bytes"] or 0)
     in_zram = sum(zram["memory_bytes"] for zram in memory["zram"])
     a_byte = min(1.0, in_zram / swapped) if swapped > 0 else 0.0
-    return int(view["rss_bytes"] or 0) + round((view["swap_bytes"] or 0) * a_byte)
+    return _ram(view) + round((view["swap_bytes"] or 0) * a_byte)
+
+
+def _ram(view: Answer) -> int:
+    return int((view["held_bytes"] if view["pss_bytes"] is None else view["pss_bytes"]) or 0)
 
 
 def _lives(view: Answer) -> bool:

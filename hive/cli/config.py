@@ -186,6 +186,7 @@ def _settings(loaded: Any) -> list[Answer]:
         ("tenant", loaded.settings.tenants),
         ("model", loaded.settings.models),
         ("task", loaded.settings.tasks),
+        ("template", loaded.settings.templates),
     ):
         for name, values in named.items():
             sections.append((f"{kind} {name}", values, rows_of(f"{kind} {name}", NAMED[kind].row)))

@@ -55,13 +55,19 @@ Examples:
     },
 )
 BENCH = CommandTable(
-    "Measures this Hive on its own host.",
-    """Measures this Hive on its own host.
+    "Measures Hive on its own host.",
+    """Measures Hive on its own host.
 
 Examples:
   hive bench sleep
+  hive bench density --quick
 """,
-    {"sleep": LazyCommand("bench:sleep", "Measures what sleep gains here.")},
+    {
+        "sleep": LazyCommand("bench:sleep", "Measures what sleep gains here."),
+        "density": LazyCommand(
+            "bench:measure_density", "Measures how many real agents a box of fixed memory holds.", "json"
+        ),
+    },
 )
 BACKEND = CommandTable(
     "The inference server behind Hive.",
@@ -274,6 +280,35 @@ Examples:
     },
     default="list",
 )
+TEMPLATE = CommandTable(
+    "Templates: processes with their packages imported, which agents are forked from.",
+    """Templates: processes with their packages imported, which agents are forked from. Without a command: list.
+
+Examples:
+  hive template
+  hive template check langgraph
+  hive agent create alice --template langgraph -- agent.py
+""",
+    {
+        "list": LazyCommand(
+            "template:list_templates",
+            "Lists the templates: how each is, how many agents were forked from it, and what that saves.",
+        ),
+        "show": LazyCommand(
+            "template:show",
+            "Shows one template: what hive.conf says of it, its process, its agents, and what they share.",
+        ),
+        "restart": LazyCommand(
+            "template:restart", "Starts a template anew, as after its packages were updated, or where it has failed."
+        ),
+        "check": LazyCommand(
+            "template_check:check",
+            "Checks templates by starting each: its imports are done, it is warmed, and then it ends.",
+            "json",
+        ),
+    },
+    default="list",
+)
 QUEUE = CommandTable(
     "Requests under way: who waits for the model, who runs.",
     """Requests under way: who waits for the model, who runs. Without a command: list.
@@ -436,6 +471,7 @@ Examples:
             "capabilities:capabilities", "Shows what the runner API says of this Hive: models, memory, queue."
         ),
         "task": TASK,
+        "template": TEMPLATE,
         "lease": LEASE,
         "bench": BENCH,
         "audit": AUDIT,

@@ -11,6 +11,8 @@ from hive.terminal_text import escaped
 UNKNOWN = "-"
 AT_REST = frozenset({"created", "stopped", "error"})
 """Equal to `hive.domain.AT_REST`: that import would cost every command 20 ms."""
+OLD_S = 60.0
+"""A figure measured so long ago is shown with its age."""
 STATES = ("created", "starting", "running", "pausing", "paused", "resuming", "stopping", "stopped", "error")
 """`hive.domain.AgentStatus`, for the same reason."""
 PROSE_MIN = 16
@@ -125,6 +127,17 @@ def number(count: float | None) -> str:
     ('-', '1,234,567')
     """
     return UNKNOWN if count is None else f"{count:,}"
+
+
+def ram(agent: Mapping[str, Any], now: float) -> str:
+    """The RAM an agent holds; with its age where it is a PSS that was not measured just now.
+
+    >>> held = {"held_bytes": 94371840, "held_from": "pss", "held_at": 1000.0}
+    >>> ram(held, 1005.0), ram(held, 1120.0), ram({**held, "held_at": None}, 1120.0)
+    ('90 MiB', '90 MiB (2m ago)', '90 MiB')
+    """
+    shown, at = size(agent["held_bytes"]), agent["held_at"]
+    return shown if at is None or now - at < OLD_S else f"{shown} ({span(now - at)} ago)"
 
 
 def span(seconds: float | None) -> str:

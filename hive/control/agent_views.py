@@ -19,6 +19,8 @@ from hive.control.message_delivery import MessageDelivery
 from hive.control.prewarming import Prewarmer
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
+from hive.control.templates import TemplateDesk
+from hive.domain import ALIVE
 from hive.errors import HiveError
 from hive.link.helper import Stat
 from hive.shapes.agents import AgentChanges, AgentPage, AgentView, ShortPage
@@ -55,6 +57,7 @@ class AgentViews:
         scheduler: Scheduler,
         prewarmer: Prewarmer,
         budgets: BudgetReport,
+        templates: TemplateDesk,
         freezer: str,
     ) -> None:
         self._roster = roster
@@ -66,6 +69,7 @@ class AgentViews:
         self._scheduler = scheduler
         self._prewarmer = prewarmer
         self._budgets = budgets
+        self._templates = templates
         self.freezer = freezer
         self._changes = ChangeFeed(roster, sleeper, counters, self._stats)
         self._lacking: dict[str, str] = {}
@@ -74,8 +78,11 @@ class AgentViews:
     def __repr__(self) -> str:
         return f"<AgentViews of {len(self._roster)} agents>"
 
-    async def of(self, life: AgentLifecycle) -> AgentView:
-        return self._view(life, await self._look([life.agent.id]))
+    async def of(self, life: AgentLifecycle, *, pss: bool = False) -> AgentView:
+        """`pss`: with a PSS of now, for which the kernel walks all of its memory."""
+        view = self._view(life, await self._look([life.agent.id], pss=pss))
+        view["template_note"] = await self._templates.note_of(life.agent, is_alive=life.status in ALIVE)
+        return view
 
     async def all(self) -> list[AgentView]:
         """Every agent, by name."""
@@ -136,16 +143,16 @@ class AgentViews:
                 await asyncio.sleep(0)
         return shown
 
-    async def _look(self, agents: list[str]) -> SeenAgents:
+    async def _look(self, agents: list[str], *, pss: bool = False) -> SeenAgents:
         """Asks each service about the agents named, about all where none is; one that cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
-            self._stats(agents), self._sleeper.look(agents), outcome_of(self._message_delivery.waiting(agents))
+            self._stats(agents, pss=pss), self._sleeper.look(agents), outcome_of(self._message_delivery.waiting(agents))
         )
         return SeenAgents(stats, None if isinstance(waiting, HiveError) else waiting, self._scheduler.next_times())
 
-    async def _stats(self, agents: list[str]) -> dict[str, Stat] | None:
+    async def _stats(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat] | None:
         """None where the helper cannot be asked."""
-        stats = await outcome_of(self._helper.stat(agents))
+        stats = await outcome_of(self._helper.stat(agents, pss=pss))
         if isinstance(stats, HiveError):
             return None
         for agent, stat in stats.items():

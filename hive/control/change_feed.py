@@ -136,4 +136,5 @@ def _whole(asked: Collection[str], stats: Stats | None) -> Stats | None:
 
 
 def _figures(stat: Stat) -> Hashable:
-    return stat.state, stat.pid, stat.rss_bytes, stat.swap_bytes, stat.processes, stat.limits
+    """Not the RAM that is shown: a PSS moves with each neighbour that comes or goes."""
+    return stat.state, stat.pid, stat.rss_bytes, stat.held_bytes is None, stat.swap_bytes, stat.processes, stat.limits

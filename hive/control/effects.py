@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
 from hive.agents.lifecycle import AgentLifecycle
@@ -21,7 +21,7 @@ from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
 from hive.link.proxy_link import ProxyGates
-from hive.link.specs import SandboxSpec
+from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Paths, Settings
 from hive.store import agents, runtime_settings
@@ -99,9 +99,11 @@ class DaemonEffects:
         counters: Counters,
         helper: HelperVerbs,
         proxy_link: ProxyGates,
+        template_of: Callable[[Agent], Awaitable[TemplateSpec | None]],
         own_networks: bool = False,
     ) -> None:
-        """`own_networks`: process agents have a network namespace each unless they name networks (systemd units)."""
+        """`template_of`: the one an agent is forked from. `own_networks`: process agents have a network namespace each
+        unless they name networks (systemd units)."""
         self.settings = settings
         self.helper: HelperVerbs = helper
         self.gates: GateVerbs = proxy_link
@@ -112,6 +114,7 @@ class DaemonEffects:
         self._audit_log = audit_log
         self._counters = counters
         self._proxy = proxy_link
+        self._template_of = template_of
         self._own_networks = own_networks
         self._forgetting = Forgetting(audit_log)
         self._is_new_boot: bool | None = None
@@ -146,6 +149,7 @@ class DaemonEffects:
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
         port = None
         self.started_with_port.pop(agent.id, None)
+        template = await self._template_of(agent)
         if not self.has_own_network(agent.spec):
             port = self.started_with_port[agent.id] = await self._proxy.ports(PROXY_WITHIN_S)
         return SandboxSpec(
@@ -170,6 +174,7 @@ class DaemonEffects:
             limits=agent.spec.limits,
             docker=agent.spec.docker,
             firecracker=agent.spec.firecracker,
+            template=template,
         )
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:

@@ -59,12 +59,12 @@ class WithElsewhere:
         if not self._nothing_is_known(agent):
             await self._helper.remove(agent)
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         told = self._elsewhere(agents)
         asked = [agent for agent in agents if agent not in told]
         if not self._enabled or (agents and not asked):
             return told
-        return {**await self._helper.stat(asked), **told}
+        return {**await self._helper.stat(asked, pss=pss), **told}
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
         return {**await self._asked().reconcile(asleep), **self._elsewhere([])}

@@ -17,6 +17,7 @@ from hive.control.external_agents import WithElsewhere
 from hive.control.listening import ListenPlace
 from hive.control.speculation import SpeculationWatch
 from hive.control.switching import Switcher
+from hive.control.templates import TemplateDesk
 from hive.control.usage import UsageConsumer
 from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.host.files import free_bytes
@@ -54,6 +55,7 @@ class HealthReport:
         pool: ModelPool,
         api: ListenPlace,
         speculation: SpeculationWatch,
+        templates: TemplateDesk,
     ) -> None:
         self._epoch = epoch
         self._started_at = started_at
@@ -71,6 +73,7 @@ class HealthReport:
         self._pool = pool
         self._api = api
         self._speculation = speculation
+        self._templates = templates
         self._config_file = config_file
         self._version = version()  # read here, and not where somebody waits for it
         is_default = paths.state == default_state_dir(os.geteuid(), os.environ)
@@ -138,6 +141,7 @@ class HealthReport:
                 not_started=None if self._pool.has_slots else self._switcher.not_started,
                 backend=self._effects.backend,
                 costly={name: acceptance.rate or 0.0 for name, acceptance in self._speculation.costly.items()},
+                templates_failed=self._templates.failed,
             )
         )
         return [one.at(self._where) for one in found]
@@ -147,7 +151,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that the daemon sees of itself. `free_bytes`: of the state's disk, None if unknown. `loss`: one that
     is still to be told. `proxy`, `helper`: connected; `redis`: up. `usage_waits`: why usage cannot be written, else
     empty. `switching_to`: empty if no switch is under way. `not_started`: why no inference server was started.
-    `costly`: the share of drafted tokens that was accepted, of models whose speculation costs more than it gives."""
+    `costly`: the share of drafted tokens that was accepted, of models whose speculation costs more than it gives.
+    `templates_failed`: why each of them does not start."""
 
     state: str
     free_bytes: int | None = None
@@ -164,6 +169,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     not_started: FoundCondition | None = None
     backend: BackendInfo | None = None
     costly: Mapping[str, float] = {}
+    templates_failed: Mapping[str, str] = {}
 
 
 def conditions_of(seen: Facts) -> list[FoundCondition]:
@@ -205,3 +211,6 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
     if seen.costly:
         model, rate = next(iter(seen.costly.items()))
         yield condition("speculation_costs", model=model, percent=round(rate * 100), more=len(seen.costly) - 1)
+    if seen.templates_failed:
+        template, why = next(iter(seen.templates_failed.items()))
+        yield condition("template_failed", template=template, why=why, more=len(seen.templates_failed) - 1)

@@ -57,7 +57,12 @@ TABLE = (
     MetricRow("pauses", MetricKind.COUNTER, (), "Times an agent was put to sleep."),
     MetricRow("deep_sleeps", MetricKind.COUNTER, (), "Times an agent's memory was paged out."),
     MetricRow("agent_errors", MetricKind.COUNTER, (), "Ends of agents nobody asked for, and failed starts."),
-    MetricRow("agents_memory_bytes", MetricKind.GAUGE, ("status",), "RAM of agents' processes."),
+    MetricRow(
+        "agents_memory_bytes",
+        MetricKind.GAUGE,
+        ("status",),
+        "RAM charged to agents, where there is no controller their last PSS.",
+    ),
     MetricRow("agents_swapped_bytes", MetricKind.GAUGE, (), "Memory of paused agents that is in swap."),
     MetricRow("sleep_saved_bytes", MetricKind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
     MetricRow("gpu_up", MetricKind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
@@ -148,6 +153,11 @@ TABLE = (
     MetricRow("parked_slots_found", MetricKind.COUNTER, ("found",), "Of those, what the agent found afterwards."),
     MetricRow("parked_first_tokens", MetricKind.COUNTER, ("found",), "Tokens of first prompts after such a sleep."),
     MetricRow("parked_first_tokens_reused", MetricKind.COUNTER, ("found",), "Of those, kept from before it."),
+    MetricRow("templates", MetricKind.GAUGE, ("state",), "Templates that are described, by their state."),
+    MetricRow("template_agents", MetricKind.GAUGE, ("template",), "Running agents that were forked from it."),
+    MetricRow("template_held_bytes", MetricKind.GAUGE, ("template",), "RAM of the template itself."),
+    MetricRow("template_shared_bytes", MetricKind.GAUGE, ("template",), "Of that, what its agents share."),
+    MetricRow("template_stale", MetricKind.GAUGE, ("template",), "Whether its packages changed since it started."),
     MetricRow("usage_waiting", MetricKind.GAUGE, (), "Usage events from the proxy that are not in SQLite yet."),
     MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "How long the oldest of them has waited, 0 without any."),
     MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),
@@ -197,11 +207,12 @@ class Scraper:
     transcriptions: Callable[[], Mapping[str, Values | None]]
     adapters: Callable[[], Mapping[str, Values | None]]
     jobs: Callable[[], Mapping[str, Values | None]]
+    templates: Callable[[], Awaitable[Mapping[str, Values | None]]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (is_sound, kept), memory_split = await asyncio.gather(
+        (gpus, stats, queue, activity), (is_sound, kept), (memory_split, templates) = await asyncio.gather(
             asyncio.gather(
                 self.gpus.seen(),
                 _told(self.helper.stat([])),
@@ -209,7 +220,7 @@ class Scraper:
                 _told(self.proxy_link.activity()),
             ),
             asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
-            self.memory_split(),
+            asyncio.gather(self.memory_split(), _told(self._templates())),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
@@ -225,6 +236,7 @@ class Scraper:
             **self.transcriptions(),
             **self.adapters(),
             **self.jobs(),
+            **(templates or {}),
             **self._parts(),
             "up": {
                 ("proxy",): float(activity is not None),
@@ -234,7 +246,9 @@ class Scraper:
             },
             "problem": {(one.code, str(one.severity)): 1 for one in self.conditions()},
             **gpu_values(gpus),
-            "agents_memory_bytes": None if stats is None else self._memory({a: s.rss_bytes for a, s in stats.items()}),
+            "agents_memory_bytes": None
+            if stats is None
+            else self._memory({a: s.held_bytes or 0 for a, s in stats.items()}),
             "agents_swapped_bytes": _just(swapped),
             "sleep_saved_bytes": _just(None if swapped is None else saved_bytes(swapped, memory.read_zrams())),
             "queue_waiting": _just(None if queue is None else queue.queue.waiting),
@@ -252,6 +266,9 @@ class Scraper:
         }
         return exposition(values) + b"".join(written(row, at) for row in aliases.TABLE if (at := told.get(row.name)))
 
+    async def _templates(self) -> Mapping[str, Values | None]:
+        return await self.templates()
+
     def _agents(self) -> Values:
         found: Counter[tuple[str, ...]] = Counter((str(life.status), str(life.agent.depth)) for life in self.roster)
         return {**{(str(status), str(depth)): 0 for status, depth in ALWAYS_TOLD}, **found}
@@ -266,12 +283,12 @@ class Scraper:
             "requests_parked": _just(sum(one.parked for one in seen)),
         }
 
-    def _memory(self, rss_bytes: dict[str, int]) -> Values:
+    def _memory(self, held_bytes: dict[str, int]) -> Values:
         held: Counter[tuple[str, ...]] = Counter(
             {(str(status),): 0 for status in (AgentStatus.RUNNING, AgentStatus.PAUSED)}
         )
         for life in self.roster:
-            held[(str(life.status),)] += rss_bytes.get(life.agent.id, 0)
+            held[(str(life.status),)] += held_bytes.get(life.agent.id, 0)
         return held
 
     async def _is_database_sound(self) -> bool:

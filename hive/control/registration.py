@@ -22,6 +22,7 @@ from hive.control.listening import ListenPlace
 from hive.control.message_delivery import MessageDelivery
 from hive.control.own_ports import own_ports, refuse_own
 from hive.control.scheduler import Scheduler
+from hive.control.templates import TemplateDesk
 from hive.control.uids import UidLook, UidsSeen
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, WrongState
@@ -31,6 +32,7 @@ from hive.settings.table import Settings
 from hive.shapes.agents import AgentView, Applied, KeptDeleted, Removals, Removed
 from hive.shapes.system import Shutdown
 from hive.store import agents as agents_store
+from hive.store import template_uids
 from hive.store.database import Database
 
 REMOVED_AT_ONCE = 100
@@ -55,6 +57,7 @@ class AgentRegistry:
         scheduler: Scheduler,
         responses: KeptResponses,
         settings: Settings,
+        templates: TemplateDesk,
         isolation: Isolation,
         api: ListenPlace,
     ) -> None:
@@ -69,6 +72,7 @@ class AgentRegistry:
         self._scheduler = scheduler
         self._responses = responses
         self._settings = settings
+        self._templates = templates
         self._has_uids = isolation is not Isolation.NONE
         self._api = api
         self._uids = UidLook()
@@ -79,8 +83,10 @@ class AgentRegistry:
     async def create(self, spec: AgentSpec, actor: str) -> AgentView:
         """Recorded and started. What cannot be started is not left behind.
 
-        Raises BadRequest for a port of Hive's, WrongState where the name is taken.
+        Raises BadRequest for a port of Hive's and for a template that is not there, NotPermitted for another tenant's,
+        WrongState where the name is taken.
         """
+        self._templates.check(spec)
         self._refuse_own_port(spec)
         life = await self._register(spec, actor)
         try:
@@ -93,7 +99,7 @@ class AgentRegistry:
     async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
         """Recorded; a new agent is not started, one that lives goes on as it was started.
 
-        With `dry_run` only the changes that would be made. Raises WrongState for another's cid.
+        With `dry_run` only the changes that would be made. Raises WrongState for another's cid and another template.
         """
         life = self._roster.named(spec.name)
         before = None if life is None else life.agent.spec
@@ -105,6 +111,10 @@ class AgentRegistry:
             "restart_needed": False,
             "dry_run": dry_run,
         }
+        if before is not None and before.template != spec.template:
+            raise _of_another_template(before, spec)
+        if life is None or "tenant" in answer["changed"]:
+            self._templates.check(spec)
         if life is None or OF_ITS_PORT.intersection(answer["changed"]):
             self._refuse_own_port(spec)
         if life is None and not dry_run:
@@ -171,14 +181,10 @@ class AgentRegistry:
             raise WrongState(f"there is an agent named {spec.name} already", hint="hive agent apply changes it")
         agent_id = self._new_id()
         seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
-        first_uid, now = self._settings.agents.first_uid, time.time()
+        now = time.time()
 
         def work(conn: sqlite3.Connection) -> Agent:
-            uid = None
-            if self._has_uids:
-                uid = agents_store.allocate_uid(
-                    conn, agent_id, first_uid=first_uid, in_use=seen.in_use, freed_before=seen.at
-                )
+            uid = self._allocated(conn, agent_id, spec, seen) if self._has_uids else None
             agent = Agent(id=agent_id, spec=spec, uid=uid, since=now, created_at=now)
             agents_store.insert(conn, agent)
             return agent
@@ -189,6 +195,24 @@ class AgentRegistry:
         self._proxy_link.tell(agent)
         self._audit_log.note("agent.created", target=agent.id, actor=actor, detail={"name": spec.name})
         return life
+
+    def _allocated(self, conn: sqlite3.Connection, agent_id: str, spec: AgentSpec, seen: UidsSeen) -> int:
+        """Its uid; of a template's agent one of the template's block, which is reserved with its first agent."""
+        first_uid = self._settings.agents.first_uid
+        if spec.template is None:
+            return agents_store.allocate_uid(
+                conn, agent_id, first_uid=first_uid, in_use=seen.in_use, freed_before=seen.at
+            )
+        block = template_uids.reserve(
+            conn,
+            spec.template,
+            spec.tenant,
+            first_uid=first_uid,
+            in_use=seen.in_use,
+            described=self._templates.described,
+            freed_before=seen.at,
+        )
+        return template_uids.allocate(conn, agent_id, spec.template, block, in_use=seen.in_use, freed_before=seen.at)
 
     def _new_id(self) -> str:
         """32 hex digits. The first 8 name its socket, so no two agents share them."""
@@ -211,3 +235,15 @@ class AgentRegistry:
         self._message_delivery.forget(life.agent.id)
         self._scheduler.forget(life.agent.id)
         await self._responses.forget(life.agent.id)
+
+
+def _of_another_template(before: AgentSpec, after: AgentSpec) -> WrongState:
+    """
+    >>> str(_of_another_template(AgentSpec(name="a", template="lg"), AgentSpec(name="a")))
+    'template: a was created with lg, and stays so: not with none'
+    """
+    was, would = before.template or "none", after.template or "none"
+    return WrongState(
+        f"template: {after.name} was created with {was}, and stays so: not with {would}",
+        hint="its user is of that template's: remove it and create it anew",
+    )

@@ -38,7 +38,7 @@ from hive.link.specs import RuntimeCapabilities
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Proxy, Settings
 from hive.shapes import system
-from hive.shapes.agents import AgentShort, AgentView, Change, KeptOfAgent, NotRemoved, OfAgent, Spec, Tokens
+from hive.shapes.agents import AgentShort, AgentView, Change, HeldRam, KeptOfAgent, NotRemoved, OfAgent, Spec, Tokens
 from hive.shapes.agents import Capabilities as CapabilitiesView
 from hive.shapes.agents import Message as MessageView
 from hive.shapes.agents import Schedule as ScheduleView
@@ -119,7 +119,8 @@ def agent_view(
         "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
         "prewarm_note": prewarm_note,
-        "rss_bytes": None if stat is None else stat.rss_bytes,
+        "template_note": "",
+        **_held(stat),
         "cpu_us": None if stat is None else stat.cpu_us,
         "processes": None if stat is None else stat.processes,
         "in_flight": seen.in_flight,
@@ -135,6 +136,21 @@ def agent_view(
         "wakes": life.wakes,
         "pauses": life.pauses,
         "budget_percent": budget_percent,
+    }
+
+
+def _held(stat: Stat | None) -> HeldRam:
+    """One that is gone holds none. `rss_bytes` is the name by which clients of before know it."""
+    stat = stat or Stat(state="")
+    held = 0 if stat.state == "gone" else stat.held_bytes
+    return {
+        "rss_bytes": held,
+        "held_bytes": held,
+        "held_from": stat.held_from,
+        "held_at": stat.held_at,
+        "swap_cached_bytes": stat.swap_cached_bytes,
+        "pss_bytes": stat.pss_bytes,
+        "pss_at": stat.pss_at,
     }
 
 

@@ -32,6 +32,7 @@ from hive.doctor.checks import (
     sandboxes,
     speculation,
     stores,
+    templates,
     units,
 )
 from hive.doctor.checks.check import Check, CheckVerdict, Status, skipped, wrong
@@ -59,6 +60,7 @@ CHECKS: tuple[Check, ...] = (
     *adapters.CHECKS,
     *parking.CHECKS,
     *governance.CHECKS,
+    *templates.CHECKS,
     *sandboxes.CHECKS,
     *docker.CHECKS,
     *leftovers.CHECKS,

@@ -21,6 +21,7 @@ from hive.files.layout import (
     SECRETS,
     STATE,
     TARGET,
+    TEMPLATES_D,
     UNITS,
     Layout,
 )
@@ -38,9 +39,9 @@ STORES = frozenset({DATABASE, RESPONSES})
 """SQLite's files, which are more than one file while they are open."""
 PORTS = "ports.json"
 BOX_KEY_BYTES = 32
-MODELS = "models.d"
-"""Files of models.d are parts by their own names: the only parts that are not in a table of ours."""
-_MODEL_FILE = re.compile(rf"{re.escape(MODELS)}/(?!\.)[^/\\\x00-\x1f\x7f]+\.toml")
+DESCRIBED = (MODELS_D, TEMPLATES_D)
+"""Directories whose files are parts by their own names: the only parts that are not in a table of ours."""
+_MODEL_FILE = re.compile(r"(?:models|templates)\.d/(?!\.)[^/\\\x00-\x1f\x7f]+\.toml")
 NAME_MAX_BYTES = 100
 """Of a file in a tar."""
 SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "api-token")
@@ -60,7 +61,8 @@ class BackupPart(NamedTuple):
 
     @property
     def describes_models(self) -> bool:
-        return self.name.startswith(f"{MODELS}/")
+        """Whether it is a file of models.d, or of templates.d."""
+        return is_model_file(self.name)
 
 
 class HiveFiles(NamedTuple):
@@ -85,17 +87,19 @@ class HiveFiles(NamedTuple):
         return BackupPart(name, self.layout.at(CONFIGURATION) / name, 0o644, len)
 
     def models(self) -> list[BackupPart]:
-        """The files of models.d that are there now. Raises BadRequest for a name that no backup takes."""
-        found = [] if self.layout is None else model_files(self.layout.at(MODELS_D))
+        """The files of models.d and templates.d that are there now. Raises BadRequest for a name that no backup
+        takes."""
+        layout = self.layout
+        found = [] if layout is None else [path for place in DESCRIBED for path in model_files(layout.at(place))]
         for path in found:
-            if not is_model_file(f"{MODELS}/{path.name}"):
+            if not is_model_file(f"{path.parent.name}/{path.name}"):
                 raise BadRequest(f"{path}: no backup takes a file of that name", hint="rename it")
-        parts = [self.part(f"{MODELS}/{path.name}") for path in found]
+        parts = [self.part(f"{path.parent.name}/{path.name}") for path in found]
         return [part for part in parts if part is not None]
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a part of this name is a file of models.d. It names nothing outside of it.
+    """Whether a part of this name is a file of models.d, or of templates.d. It names nothing outside of these.
 
     >>> [is_model_file(f"models.d/{name}") for name in ("seed.toml", "../x.toml", ".x.toml", "a/b.toml", "x.conf")]
     [True, False, False, False, False]

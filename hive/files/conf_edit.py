@@ -15,7 +15,7 @@ from hive.errors import AS_ROOT, ConfigError, NotFound, NotPermitted, UsageError
 from hive.files.offline_audit import database_of, noted
 from hive.host.files import KEEP, write_whole
 from hive.settings.edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
-from hive.settings.file import FILE_MAX_BYTES, MODELS_D, load_text, model_files
+from hive.settings.file import FILE_MAX_BYTES, described_files, load_text
 
 NEW_MODE = 0o644
 PROXY, DAEMON, SANDBOX = "hive-proxy", "hive-daemon", "hive-sandbox"
@@ -54,6 +54,7 @@ DAEMONS = frozenset(
             "governance",
             "runner",
             "comfyui",
+            "template",
         ),
         "adapters",
     }
@@ -110,7 +111,7 @@ def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool
         before, mode, owner = _read(real)
         after = edit(before)
         _refuse_elsewhere(file, name, is_new=f"[{name.section}]" not in before)
-        load_text(after, path=file, env={}, model_files=model_files(file.parent / MODELS_D))
+        load_text(after, path=file, env={}, model_files=described_files(file.parent))
         if after != before and not dry_run:
             write_whole(real, after.encode(), mode=mode, owner=owner)
     diff = "".join(
@@ -120,15 +121,18 @@ def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool
 
 
 def _refuse_elsewhere(file: Path, name: Name, *, is_new: bool) -> None:
-    """Raises ConfigError for a model that a file of models.d describes: no section of hive.conf adds to that."""
-    kind, _, model = name.section.partition(" ")
-    if kind != "model" or not is_new:
+    """Raises ConfigError for a model or template that another file describes: no section of hive.conf adds to that."""
+    kind, _, called = name.section.partition(" ")
+    if kind not in ("model", "template") or not is_new:
         return
-    described = load_text("", env={}, model_files=model_files(file.parent / MODELS_D))
-    if model in described.settings.models:
-        where = described.origins[f"{name.section}.file"].where
-        hint = f"set it there, or: hive model pin {model}" if name.key == "pin" else "set it there"
-        raise ConfigError(f"{name}: {model} is described in {where}", hint=hint)
+    found = load_text("", env={}, model_files=described_files(file.parent))
+    described = found.settings.models if kind == "model" else found.settings.templates
+    if called in described:
+        key = "file" if kind == "model" else "python"
+        where = found.origins[f"{name.section}.{key}"].where
+        is_pin = name.key == "pin" and kind == "model"
+        hint = f"set it there, or: hive model pin {called}" if is_pin else "set it there"
+        raise ConfigError(f"{name}: {called} is described in {where}", hint=hint)
 
 
 def applied_by(name: Name) -> list[str]:

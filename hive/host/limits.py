@@ -87,22 +87,23 @@ class Fence:
     def __init__(self, *, dirs: Iterable[Path] = (), memory: Path | None = None, lacking: str = "") -> None:
         self.dirs = list(dirs)
         self.lacking = lacking
-        self._memory = memory
+        self.memory = memory
+        """The group that counts its memory and nobody else's; None where none does."""
 
     def __repr__(self) -> str:
         return f"<Fence {len(self.dirs)} groups{f', {self.lacking}' if self.lacking else ''}>"
 
     def oom_kills(self) -> int:
         """Number of its processes the kernel killed because they used more memory than they may."""
-        return 0 if self._memory is None else oom_kills(self._memory)
+        return 0 if self.memory is None else oom_kills(self.memory)
 
     def memory_mb(self) -> int | None:
         """The memory it may use in MiB, by the kernel; None where nothing bounds it."""
-        if self._memory is None:
+        if self.memory is None:
             return None
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):  # v2 says `max` for no limit
-                return int((self._memory / name).read_text()) >> 20
+                return int((self.memory / name).read_text()) >> 20
         return None
 
     def remove(self) -> None:

@@ -6,8 +6,9 @@ Everything here may be missing (a kernel without PSI, a container that hides /pr
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ SYS_BLOCK = Path("/sys/block")
 PROCESS_MADVISE = 440
 """The system call's number, the same on every architecture Debian has."""
 MADV_PAGEOUT = ctypes.c_int(21)
+MADV_WILLNEED = ctypes.c_int(3)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -55,6 +57,11 @@ def parse_meminfo(text: str) -> MemInfo:
         found.get(name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     )
     return MemInfo(total, None if available is None else available + _left_in_ram(found), swap_total, swap_free)
+
+
+def read_swap_cached() -> int:
+    """Bytes of the host's RAM that have a copy in swap (`SwapCached`); 0 where the kernel does not say."""
+    return _kib_fields(_read("/proc/meminfo"), {"SwapCached"}).get("SwapCached", 0)
 
 
 def _left_in_ram(found: dict[str, int]) -> int:
@@ -252,3 +259,32 @@ def advise_pageout(pidfd: int, start: int, length: int) -> None:
     if _libc.syscall(ctypes.c_long(PROCESS_MADVISE), *arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def advise_willneed(pidfd: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """`process_madvise(MADV_WILLNEED)`: begins to read what of these ranges is in swap, without waiting for the disk.
+
+    (start, length) each, at most 1,024. A range that is not mapped any more is passed over. False where nothing more
+    can be done: the process is gone, or this is not permitted.
+    """
+    while ranges:
+        vector = (_Range * len(ranges))(*(_Range(start, length) for start, length in ranges))
+        arguments = ctypes.c_int(pidfd), vector, ctypes.c_size_t(len(ranges)), MADV_WILLNEED, ctypes.c_uint(0)
+        done = _libc.syscall(ctypes.c_long(PROCESS_MADVISE), *arguments)
+        if done < 0 and ctypes.get_errno() not in (errno.ENOMEM, errno.EINVAL, errno.EAGAIN, errno.EBADF):
+            return False
+        ranges = ranges[_count_of(ranges, max(done, 0)) :]
+    return True
+
+
+def _count_of(ranges: Sequence[tuple[int, int]], done_bytes: int) -> int:
+    """Number of ranges that are over with once so many bytes were advised: those, and the one that failed behind them.
+
+    >>> _count_of([(0, 10), (20, 10), (40, 10)], 10), _count_of([(0, 10)], 10), _count_of([(0, 10), (20, 5)], 0)
+    (2, 1, 1)
+    """
+    for number, (_, length) in enumerate(ranges):
+        if done_bytes < length:
+            return number + 1
+        done_bytes -= length
+    return len(ranges)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hive.errors import NotSupported
-from hive.host.memory import advise_pageout, read_memory
+from hive.host.memory import Swap, advise_pageout, read_memory
 from hive.host.process import write_control
 
 NOT_PERMITTED = "deep sleep: not permitted here"
@@ -54,6 +55,17 @@ def choose(leaf: Path | None) -> Means:
     if reclaim is not None and _takes(reclaim, b"0"):
         return Means("reclaim", reclaim)
     raise NotSupported(f"{NOT_PERMITTED} ({why_no_advice}, or a delegated cgroup with the memory controller)")
+
+
+def is_on_a_disk(swaps: Sequence[Swap]) -> bool:
+    """Whether what was paged out is rather on a disk (a file, a partition) than in zram, by what is used of each.
+
+    >>> zram, file = Swap("/dev/zram0", "partition", 900, 5, 100), Swap("/swap", "file", 900, 7, -2)
+    >>> is_on_a_disk([zram, file]), is_on_a_disk([zram]), is_on_a_disk([file]), is_on_a_disk([])
+    (True, False, True, False)
+    """
+    on_disk = sum(swap.used_bytes for swap in swaps if not swap.is_zram)
+    return on_disk > sum(swap.used_bytes for swap in swaps if swap.is_zram)
 
 
 def _takes(reclaim: Path, nothing: bytes) -> bool:

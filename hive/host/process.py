@@ -49,6 +49,31 @@ def allowed_files(files: int) -> int:
     return files if hard == resource.RLIM_INFINITY else min(files, hard)
 
 
+def limits_of_spawned(files: int | None) -> list[tuple[int, int, int]]:
+    """The limits that `spawn` gives, as (RLIMIT_…, soft, hard); `files` as there."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    found = {getattr(resource, name): resource.getrlimit(getattr(resource, name)) for name in names}
+    found[resource.RLIMIT_NOFILE] = (
+        _DESCRIPTORS_AT_START if files is None else (allowed_files(files), allowed_files(files))
+    )
+    return [(kind, *limits) for kind, limits in sorted(found.items())]
+
+
+def differing_limits(pid: int, files: int | None) -> list[str]:
+    """The limits in which a process differs from what `spawn` would have given it, by /proc/PID/limits."""
+    wanted, found = _limits("self"), _limits(pid)
+    soft, hard = _DESCRIPTORS_AT_START if files is None else (allowed_files(files), allowed_files(files))
+    wanted["Max open files"] = tuple(
+        "unlimited" if each == resource.RLIM_INFINITY else str(each) for each in (soft, hard)
+    )
+    return [name for name, limits in wanted.items() if found.get(name) != limits]
+
+
+def _limits(pid: int | str) -> dict[str, tuple[str, ...]]:
+    lines = _read_proc(f"/proc/{pid}/limits").decode().splitlines()[1:]
+    return {line[:25].rstrip(): tuple(line[25:].split()[:2]) for line in lines}
+
+
 # --- spawning ----------------------------------------------------------------------------------------------------
 
 
@@ -494,6 +519,31 @@ def _has_pending_stop(pid: int, thread: str) -> bool:
     status = _read_proc(f"/proc/{pid}/task/{thread}/status").splitlines()
     masks = [int(line.split()[1], 16) for line in status if line.startswith((b"SigPnd:", b"ShdPnd:"))]
     return any(mask >> (signal.SIGSTOP - 1) & 1 for mask in masks)
+
+
+def own_umask() -> int:
+    """The umask of this process, which a child has too. (umask(2) can only be asked by changing it.)"""
+    lines = _read_proc("/proc/self/status").splitlines()
+    return next((int(line.split()[1], 8) for line in lines if line.startswith(b"Umask:")), 0o022)
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process, its parent, and so on; at most up to process 1."""
+    found = [pid]
+    while (stat := read_stat(found[-1])) is not None and stat.parent > 0:
+        found.append(stat.parent)
+    return found
+
+
+def reaped_here(pidfd: int) -> int | None:
+    """The exit code as a shell counts of a process that has ended and whose parent is this one; else None."""
+    try:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
 
 
 def has_environment(pid: int, entry: str) -> bool:

@@ -83,8 +83,18 @@ def quoted(word: str | Path) -> str:
     return f'"{text}"'
 
 
-def transient(unit: str, description: str, properties: Properties, command: Sequence[str], *, slice_: str) -> list[str]:
+def transient(
+    unit: str,
+    description: str,
+    properties: Properties,
+    command: Sequence[str],
+    *,
+    slice_: str,
+    waits: bool = True,
+) -> list[str]:
     """The call that makes and starts a transient service; it returns once `command` was executed, or could not be.
+
+    Not `waits`: once systemd has been told.
 
     systemd replaces `$name` in the command (systemd.service(5)).
 
@@ -93,7 +103,8 @@ def transient(unit: str, description: str, properties: Properties, command: Sequ
     """
     options = [f"--property={name}={value}" for name, value in properties]
     named = [f"--unit={unit}", f"--description={description}", f"--slice={slice_}"]
-    return ["systemd-run", "--quiet", "--no-ask-password", *named, *options, "--", *command]
+    how = [] if waits else ["--no-block"]
+    return ["systemd-run", "--quiet", "--no-ask-password", *how, *named, *options, "--", *command]
 
 
 def journal_command(unit: str, *, lines: int | None = None, follow: bool = False) -> list[str]:
@@ -225,6 +236,12 @@ async def start(unit: str, description: str, properties: Properties, command: Se
     except HiveError as error:
         if type(error) is not HiveError or not was_executed(await show(unit, *HOW_IT_ENDED)):
             raise
+
+
+async def begin(unit: str, description: str, properties: Properties, command: Sequence[str], *, slice_: str) -> None:
+    """Makes a transient service, and does not wait for its start. Raises as `start` does, where it cannot be made."""
+    call = transient(unit, description, properties, command, slice_=slice_, waits=False)
+    await _call_between_jobs(call, limit_s=START_S)
 
 
 async def show(unit: str, *names: str) -> dict[str, str]:

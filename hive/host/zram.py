@@ -25,8 +25,13 @@ SHARE = 2.0
 many fit (1 / (0.1 + 0.9 × 0.3)), and most of them are in swap. An empty device costs 0.4 % of its size."""
 PRIORITY = 100
 """Above the kernel's own priorities (negative), so that zram fills before a disk."""
-PREFERRED = ("lz4", "lzo-rle", "zstd", "lzo")
-"""Quickest to read first: a wake waits for that."""
+PREFERRED = ("zstd", "lz4", "lzo-rle", "lzo")
+"""Ways to compress, the one that takes the least RAM first.
+
+Heaps of agents are 18 to 32 % smaller with zstd than with lz4, and a wake and its turn take 10 to 25 ms more; the
+kernel's level for it is 1 to 3, where more gains nothing.
+"""
+PAGE_CLUSTER = Path("/proc/sys/vm/page-cluster")
 REMOVE_WITHIN_S = 2.0
 """udev may have a new device open for a moment, and what is open cannot be removed."""
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -49,7 +54,7 @@ def plan(memory: MemInfo, swaps: Sequence[Swap] | None) -> ZramPlan | None:
 
     >>> gib = 1024**3
     >>> plan(MemInfo(8 * gib, 6 * gib, 0, 0), []).sentences[0]
-    'make a zram device of 16384 MiB (lz4): its content is compressed and stays in RAM'
+    'make a zram device of 16384 MiB (zstd, or lz4): its content is compressed and stays in RAM'
     >>> plan(MemInfo(8 * gib, 6 * gib, 16 * gib, 9 * gib), [Swap("/swap", "file", 16 * gib, 7 * gib, -2)]) is None
     True
     """
@@ -63,7 +68,8 @@ def plan(memory: MemInfo, swaps: Sequence[Swap] | None) -> ZramPlan | None:
         size_bytes=missing_mib * MIB,
         algorithm=PREFERRED[0],
         sentences=(
-            f"make a zram device of {missing_mib} MiB ({PREFERRED[0]}): its content is compressed and stays in RAM",
+            f"make a zram device of {missing_mib} MiB ({PREFERRED[0]}, or {PREFERRED[1]}): its content is "
+            "compressed and stays in RAM",
             f"turn it on as swap with priority {PRIORITY}, before any disk",
             "it lasts until the next boot",
         ),
@@ -139,6 +145,25 @@ def set_up(size_bytes: int, algorithm: str | None = None, *, priority: int = PRI
     return device
 
 
+def read_single_pages() -> int | None:
+    """Turns the kernel's reading of neighbours from swap off where all swap is zram: one page costs as much each.
+
+    The value of before (`vm.page-cluster`, pages as a power of two), which is back with the next boot; None where
+    nothing was changed: a disk is in use as well, it was so already, or it may not be written.
+    """
+    try:
+        before = int(PAGE_CLUSTER.read_text())
+    except (OSError, ValueError):
+        return None
+    if before == 0 or not all(swap.is_zram for swap in read_swaps() or ()):
+        return None
+    try:
+        write_control(PAGE_CLUSTER, b"0")
+    except OSError:
+        return None
+    return before
+
+
 def take_down(device: str) -> None:
     """Turns a device off as swap and removes it; what is in it comes back into RAM first, which takes its time.
 
@@ -171,8 +196,8 @@ def _configure(directory: Path, size_bytes: int, algorithm: str | None) -> None:
 
 def choose_algorithm(available: Sequence[str]) -> str:
     """
-    >>> choose_algorithm(["lzo-rle", "lzo", "lz4"]), choose_algorithm(["842"])
-    ('lz4', '842')
+    >>> choose_algorithm(["lzo-rle", "lz4", "zstd"]), choose_algorithm(["lzo-rle", "lz4"]), choose_algorithm(["842"])
+    ('zstd', 'lz4', '842')
     """
     return next((name for name in PREFERRED if name in available), available[0])
 

@@ -239,10 +239,12 @@ class Configuration(QuietStep):
 
     @property
     def _beside(self) -> list[str]:
-        """Paths of what operators have put beside a hive.conf of Hive's: descriptions of models, keys of adapters."""
+        """Paths of what operators have put beside a hive.conf of Hive's: descriptions of models and templates, and
+        keys of adapters."""
         if not self._box.manifest.knows(layout.CONF_FILE):
             return []
-        return [path for path in (layout.MODELS_D, layout.ADAPTER_KEYS) if os.path.lexists(self._box.at(path))]
+        beside = (layout.MODELS_D, layout.TEMPLATES_D, layout.ADAPTER_KEYS)
+        return [path for path in beside if os.path.lexists(self._box.at(path))]
 
     @property
     def paths(self) -> list[str]:

@@ -97,23 +97,36 @@ class PageOut(LinkMessage, tag=True, frozen=True, kw_only=True):
 
 
 class PagedOut(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """`kept_bytes`: RAM its processes hold still; `swap_bytes`: what of theirs is in swap now. `how`: `madvise` or
-    `reclaim`."""
+    """`kept_bytes`: RAM it holds still, the swap cache counted, as `Stat.held_bytes` would say; `swap_bytes`: what of
+    its memory is in swap now. `how`: `madvise` or `reclaim`. `working_set_bytes`: what it used of its memory between
+    two sleeps, the larger of the last two figures; None where that is not known yet.
+    """
 
     took_ms: float
     kept_bytes: int
     swap_bytes: int
     how: str
+    working_set_bytes: int | None = None
 
 
 class AskStat(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """Ask. Answer: `ProxyStats` of the agents named, of all where none is."""
+    """Ask. Answer: `ProxyStats` of the agents named, of all where none is.
+
+    `pss`: take the PSS of those named first, which walks all of their memory: for one agent, not for a list.
+    """
 
     agents: list[str] = msgspec.field(default_factory=list)
+    pss: bool = False
 
 
 class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ground truth of one agent.
+
+    `held_bytes`: RAM it holds, None where that is not known. `held_from`: `cgroup` (what its control group is charged
+    with now, the swap cache counted, unused files not) or `pss` (its processes' PSS, measured at `held_at`, Unix
+    seconds). `swap_cached_bytes`: the part of a charge that has a copy in swap and goes as soon as somebody needs
+    room. `pss_bytes`, `pss_at`: the last PSS. `working_set_bytes`: as in `PagedOut`. `rss_bytes`: a sum of RSS, shared
+    pages in each process anew: to decide by, never to be shown.
 
     `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
     move). `exit_code`, `why`: of the last end, as in `Ended`. `swap_bytes`: of its memory in swap. `address`: as in
@@ -124,6 +137,13 @@ class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
     pid: int | None = None
     cpu_us: int = 0
     rss_bytes: int = 0
+    held_bytes: int | None = None
+    held_from: str = ""
+    held_at: float | None = None
+    swap_cached_bytes: int | None = None
+    pss_bytes: int | None = None
+    pss_at: float | None = None
+    working_set_bytes: int | None = None
     processes: int = 0
     swap_bytes: int = 0
     exit_code: int | None = None
@@ -146,7 +166,7 @@ class TemplateStat(LinkMessage, tag=True, frozen=True, kw_only=True):
 
     `state`: `starting`, `ready`, `failed`, `ended`. `why`: a sentence where its agents are ordinary programs, else
     empty. `since`: Unix seconds of its start. `agents`: ids of the running agents forked from it or from an older
-    process of the same name; `older`: those of an older one. `held_bytes`: RAM charged to it, or its PSS;
+    process of the same name; `older`: those of an older one. `held_bytes`: RAM charged to it, or its own;
     `shared_bytes`: of that, what its agents share. `packages_at`: Unix seconds of the youngest change among its
     packages when it started; `is_stale`: whether a package changed since.
     """

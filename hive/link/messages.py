@@ -28,6 +28,7 @@ from hive.link.helper import (
     AskListeners,
     AskRuntimes,
     AskStat,
+    AskTemplates,
     BackendIs,
     BackendLog,
     BackendStart,
@@ -48,10 +49,12 @@ from hive.link.helper import (
     Reaped,
     Reconcile,
     Remove,
+    RestartTemplate,
     Runtimes,
     Start,
     Started,
     Stop,
+    Templates,
     Thaw,
     Thawed,
     ThawedAlone,
@@ -449,6 +452,9 @@ AnyMessage = (
     | PagedOut
     | AskStat
     | ProxyStats
+    | AskTemplates
+    | Templates
+    | RestartTemplate
     | BackendStart
     | BackendStop
     | AskBackend

@@ -92,6 +92,8 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     if len(rivals) < 2:
         return _sum([*parts, *_against_one(facts, alone, rivals, late_s, now, may_come=bool(leases)), load])
     parts.append(BoundPart("until it is late", late_s))
+    if _is_alone_away(facts, slot):
+        return _sum([*parts, BoundPart(f"turns of others, load of {slot.model}", _cycle_s(alone, rivals, slot, rules))])
     pinned = [other.load_s for other in facts.slots if other.pinned_at is not None and other.state in MOVING]
     parts.append(BoundPart("the move of what is pinned", max(pinned, default=0.0)))
     longest = max(_cycle_s(rival, rivals, slot, rules) for rival in rivals)
@@ -128,6 +130,13 @@ def _rivals(facts: PoolFacts, slot: SlotFacts) -> list[SlotFacts]:
         if here.intersection(permitted_accounts(other, facts.accounts)):
             rivals.append(other)
     return rivals
+
+
+def _is_alone_away(facts: PoolFacts, slot: SlotFacts) -> bool:
+    """Whether all others are loaded and stay until they have to leave for it: then nobody can be before it in line."""
+    others = [other for other in facts.slots if other.id != slot.id]
+    are_loaded = all(other.state is SlotState.READY and other.lease is None for other in others)
+    return are_loaded and slot.lease is None and slot.state is SlotState.COLD and not facts.rules.unload_idle
 
 
 def _may_be_ahead(rival: SlotFacts, alone: SlotFacts, rules: Rules) -> bool:

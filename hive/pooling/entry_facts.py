@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -90,6 +91,17 @@ def entry_facts(entry: ModelEntry, files: FileFacts, inference: InferenceSection
         context = context or files.context_trained or 0
         parallel = parallel or inference.vllm_max_sequences
     return EntryFacts(**msgspec.structs.asdict(files), context=context, parallel=parallel)
+
+
+def why_no_need(facts: FileFacts, entry: ModelEntry) -> str:
+    """The reason that the memory of a model is not known, and what to do, a clause: mostly its files are there and the
+    daemon may not read them (diffusers saves weights for their owner alone)."""
+    set_it = f"set vram_mb in {entry.origin}"
+    if not facts.why_not or facts.why_not == NOT_READ.why_not:
+        return f"nothing tells how much memory it takes: {set_it}"
+    mend = f"let all read it (chmod -R a+rX {shlex.quote(str(entry.path))})"
+    seen = "an installed daemon sees nothing below /home and /tmp"
+    return f"{facts.why_not}, so that nothing tells how much memory it takes: {mend}, or {set_it}; {seen}"
 
 
 def model_info(entry: ModelEntry, facts: EntryFacts) -> ModelInfo:

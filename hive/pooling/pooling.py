@@ -44,7 +44,7 @@ from hive.pool.next_up import next_up
 from hive.pool.state import CPU, MIB, Claim, Demand, Grant, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import turn_s
 from hive.pooling.draft_models import room_for, why_no_draft_model
-from hive.pooling.entry_facts import model_info, models_offered
+from hive.pooling.entry_facts import model_info, models_offered, why_no_need
 from hive.pooling.footprints import Footprints
 from hive.pooling.leases import PoolLeases
 from hive.pooling.pool_backend import PoolBackends
@@ -666,7 +666,7 @@ class ModelPool:
         if not files.can_load:
             return files.why_not
         if self.footprints.need(slot.entry, self.gpu) is None:
-            return f"nothing tells how much memory it takes: set vram_mb in {slot.entry.origin}"
+            return why_no_need(files, slot.entry)
         if (draft := self.footprints.draft(slot.entry)) is None:
             return ""
         if not self.footprints.draft_bytes(slot.entry) and not slot.entry.row.vram_mb:

@@ -38,10 +38,13 @@ class RunnerWork:
     def cost(self, told: ToldWork | None, *, status: int, cut: bool, at_server_s: float) -> RequestCost:
         """The cost of a request that was sent, `status` being its server's answer, 0 without one.
 
-        What the server told counts, and is learnt of, else what was expected; of a request that was cut or failed
-        there, as much as the server does of it in that time. One that the server refused has cost nothing.
+        What the server told counts, also beside an error, and is learnt of where it is whole; else what was expected,
+        of a request that was cut or failed there as much as the server does of it in that time. One that the server
+        refused has cost nothing.
         """
         expected = self.expected
+        if status >= 500 and told is not None and told.unit is expected.unit:
+            return cost_of_work(told)
         if 400 <= status < 500:
             return cost_of_work(ToldWork(expected.unit, 0.0, 0.0 if expected.unit is UsageUnit.IMAGES else None))
         if told is None or told.unit is not expected.unit:

@@ -26,6 +26,8 @@ SILENT_S = 120.0
 STOPS_S = 60.0
 """Longest wait for a prompt to end that was interrupted: it stops between two steps."""
 MOST_IMAGES = 64
+NO_WORK = "images=0; pixel_steps=0"
+"""The cost of a prompt that never came to work: without a word, Hive would charge a whole image (seen)."""
 CLIENT_ID = "hive-runner"
 """Of all our prompts. No web socket has it, so that ComfyUI shows nobody how they go; and what a runner left that was
 killed is found by it."""
@@ -112,7 +114,7 @@ def dialogue(prompt_id: str, graph: Mapping[str, Any], output: str = "") -> Dial
         if not (isinstance(sent, Unsaid) and sent.refused):
             yield from _ended(prompt_id)  # it may have come there all the same
         why = sent.why if isinstance(sent, Unsaid) else "it said nothing"
-        raise EngineFault(502, f"ComfyUI cannot be reached: {why}", "comfyui_unreachable")
+        raise EngineFault(502, f"ComfyUI cannot be reached: {why}", "comfyui_unreachable", cost=NO_WORK)
     try:
         found = yield from _result(prompt_id)
     except (EngineFault, CallerGone):
@@ -144,7 +146,7 @@ def refused(said: Said) -> WorkflowRefused:
                 parts = (_clean(one.get("message")), _clean(one.get("details")))
                 words.append(": ".join(part for part in parts if part))
     text = "; ".join(word for word in words if word) or f"it answers {said.status}"
-    return WorkflowRefused(502, f"ComfyUI refuses the workflow: {text}", "workflow_refused")
+    return WorkflowRefused(502, f"ComfyUI refuses the workflow: {text}", "workflow_refused", cost=NO_WORK)
 
 
 def _result(prompt_id: str) -> Generator[Ask | Wait, Event, Mapping[str, Any]]:

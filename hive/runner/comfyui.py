@@ -309,8 +309,10 @@ class ComfyProgram:
                     made.append(picture)
                     pixel_steps += picture.size[0] * picture.size[1] * (run.steps or 0)
                 tells_steps = tells_steps and run.steps is not None
-        except (EngineFault, ComfyOutOfMemory):
+        except (EngineFault, ComfyOutOfMemory) as error:
             self._failed += 1
+            if made and isinstance(error, EngineFault):
+                error.cost = ""  # of what was made before it
             raise
         self._made += len(made)
         call.cost = f"images={len(made)}" + (f"; pixel_steps={pixel_steps}" if tells_steps else "")

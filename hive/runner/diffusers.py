@@ -76,6 +76,8 @@ class DiffusersProgram:
     def load(self) -> None:
         """Loads the pipeline. Raises ValueError for what is none of diffusers' that makes images of texts."""
         diffusers.utils.logging.disable_progress_bar()
+        for library in (diffusers, transformers):
+            library.utils.logging.set_verbosity_error()  # a warning quotes what a prompt has beyond 77 tokens
         index = read_index(self._path)
         kind = getattr(diffusers, index["_class_name"], None)
         if kind is None or not issubclass(kind, diffusers.DiffusionPipeline):

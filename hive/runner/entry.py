@@ -129,10 +129,22 @@ def main(words: Sequence[str]) -> int:
         said(f"hive-runner KIND --socket PATH --name NAME …: KIND is one of {', '.join(KINDS)}")
         return 2
     os.environ.update(OFFLINE)
-    module = importlib.import_module(KINDS[words[0]])
+    try:
+        module = importlib.import_module(KINDS[words[0]])
+    except ModuleNotFoundError as error:
+        said(lacking(words[0], error))
+        return 1
     arguments = parser_of(words[0], module).parse_args(words[1:])
     engine = cast(EngineProgram, module.Program(arguments))
     return serve(words[0], arguments.name, engine, arguments.socket, arguments.spool)
+
+
+def lacking(kind: str, error: ModuleNotFoundError) -> str:
+    """The words for an environment that does not have the engine. Hive is in no registry: a package of its name there
+    is somebody else's."""
+    return (
+        f"hive-runner {kind} lacks {error.name}: pip install '.[{kind}]' in a clone of Hive, with its environment's pip"
+    )
 
 
 def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | None = None) -> int:
@@ -153,7 +165,7 @@ def serve(kind: str, name: str, engine: EngineProgram, path: Path, spool: str | 
         try:
             engine.load()
         except ModuleNotFoundError as error:
-            said(f"hive-runner {kind} lacks {error.name}: pip install 'hive[{kind}]' in its environment")
+            said(lacking(kind, error))
             failed.append(1)
             stopped.set()
             return

@@ -9,11 +9,12 @@ SAID = ("out of memory", "bad_alloc", "cudaerrormemoryallocation", "failed to al
 
 
 class EngineFault(Exception):
-    """A call that is answered with an error. `param`: the field it is about."""
+    """A call that is answered with an error. `param`: the field it is about. `cost`: what it took all the same, as
+    `EngineCall.cost`; empty: Hive has to guess it by the time."""
 
-    def __init__(self, status: int, message: str, code: str, *, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str, *, param: str | None = None, cost: str = "") -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.message, self.code, self.param, self.cost = status, message, code, param, cost
 
     def shape(self) -> dict[str, object]:
         """The answer's body, as OpenAI shapes it.

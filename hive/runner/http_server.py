@@ -262,7 +262,7 @@ class EngineCall:
         if self.has_begun:
             self.event(fault.shape(), "error")
         else:
-            self.cost = ""
+            self.cost = fault.cost
             self.answer_json(fault.shape(), status=fault.status)
 
     def close(self) -> None:

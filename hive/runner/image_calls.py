@@ -204,7 +204,16 @@ def _prompt(body: Mapping[str, Any]) -> str:
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise _wrong("prompt", "is missing: a text that says what is to be seen")
-    return prompt
+    return _encodable("prompt", prompt)
+
+
+def _encodable(name: str, text: str) -> str:
+    """The text, which has no half of a character: tokenizers take none, and JSON can hold one (`\\ud800`)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _wrong(name, "has half a character in it (a surrogate by itself)") from None
+    return text
 
 
 def _extras(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +227,7 @@ def _extras(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seed": None if body.get("seed") is None else _whole(body, "seed", 0, 0, MOST_SEED),
         "steps": None if body.get("steps") is None else _whole(body, "steps", 0, 1, MOST_STEPS),
-        "negative": negative or "",
+        "negative": _encodable("negative_prompt", negative or ""),
         "guidance": None if guidance is None else float(guidance),
     }
 

@@ -6,6 +6,7 @@ are opened: a playlist would have FFmpeg read other files, or ask other hosts.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from hive.runner.faults import EngineFault
 RATE = 16_000
 """Samples a second that Whisper hears."""
 SAMPLE_BYTES = 2
+LEAST_RATE, MOST_RATE = 1_000, 768_000
+"""Samples a second that a file may have. One frame of a FLAC holds 65,535 samples, so that 8 KiB of it, at 1 Hz, took
+2 GiB of memory (seen); and the filter that brings 10^9 Hz down to 16,000 takes 400 MiB."""
 LEAST_S = 0.1
 FORMATS = "aac,aiff,caf,flac,matroska,mov,mp3,mpeg,ogg,wav"
 """FFmpeg's names of what it may find in a file: flac, m4a, mp3, mp4, mpeg, mpga, oga, ogg, wav, webm and their kin."""
@@ -74,6 +78,11 @@ def decoded_sound(file: BinaryIO, *, most_s: float, directory: str | None, look:
     except (av.FFmpegError, UnicodeDecodeError, EOFError) as error:
         sound.close()
         raise invalid(f"it cannot be decoded ({type(error).__name__})") from None
+    except OSError as error:
+        sound.close()
+        if error.errno == errno.EINVAL:  # a place before its begin, which its head names
+            raise invalid("it cannot be decoded (its head is broken)") from None
+        raise
     except BaseException:
         sound.close()
         raise
@@ -93,7 +102,7 @@ def _decode(file: BinaryIO, sound: Sound, most_s: float, look: Callable[[], None
     with av.open(file, mode="r", metadata_errors="ignore", options=options) as container:
         if not container.streams.audio:
             raise invalid("there is no sound in it")
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+        resampler, shape = None, None
         frames, broken, number = container.decode(audio=0), 0, 0
         while True:
             try:
@@ -105,9 +114,13 @@ def _decode(file: BinaryIO, sound: Sound, most_s: float, look: Callable[[], None
                 if broken > MOST_BROKEN:
                     raise
                 continue
+            if not LEAST_RATE <= frame.sample_rate <= MOST_RATE:
+                raise invalid(f"it has {frame.sample_rate} samples a second; {LEAST_RATE} to {MOST_RATE} may be")
             frame.pts = None  # some files tell times that run backwards
-            for made in resampler.resample(frame):
-                sound.add(made.to_ndarray().tobytes())
+            if shape != (shape := (frame.sample_rate, frame.layout.name, frame.format.name)):  # two files in one
+                _add(sound, resampler, None)
+                resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+            _add(sound, resampler, frame)
             if sound.seconds > most_s:
                 raise EngineFault(
                     413, f"the audio is longer than {most_s:g} s (audio_max_s)", "too_large", param="file"
@@ -115,6 +128,10 @@ def _decode(file: BinaryIO, sound: Sound, most_s: float, look: Callable[[], None
             number += 1
             if number % LOOK_EVERY == 0:
                 look()
-        if sound.samples or number:
-            for made in resampler.resample(None):
-                sound.add(made.to_ndarray().tobytes())
+        _add(sound, resampler, None)
+
+
+def _add(sound: Sound, resampler: Any, frame: Any) -> None:
+    """Puts a frame behind what is there, or, of None, what the resampler still holds."""
+    for made in resampler.resample(frame) if resampler is not None else ():
+        sound.add(made.to_ndarray().tobytes())

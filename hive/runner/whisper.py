@@ -67,6 +67,7 @@ class WhisperProgram:
         self._name: str = arguments.name
         self._model: Any = None
         self._version = ""
+        self._bytes = 0
         self._counting = threading.Lock()
         self._audio_s = self._work_s = 0.0
         self._calls = 0
@@ -76,6 +77,7 @@ class WhisperProgram:
         lacks = [name for name in NEEDED if not (self._path / name).is_file()]
         if lacks:
             raise FileNotFoundError(f"{self._path} has no {', '.join(lacks)}, and no hub is asked")
+        self._bytes = sum(file.stat().st_size for file in self._path.iterdir() if file.is_file())
         for name, value in PASSIVE.items():
             os.environ.setdefault(name, value)
         import faster_whisper  # 1 s of CPU, while /health answers already
@@ -106,8 +108,11 @@ class WhisperProgram:
     def facts(self) -> dict[str, Any]:
         speaks = "multilingual" if self.is_multilingual else "English"
         can = ["transcription", *(["translation"] if self.is_multilingual else [])]
-        size = sum(file.stat().st_size for file in self._path.iterdir() if file.is_file())
-        return {"size_bytes": size, "capabilities": can, "meta": {"languages": speaks, "audio_max_s": self._most_s}}
+        return {
+            "size_bytes": self._bytes,
+            "capabilities": can,
+            "meta": {"languages": speaks, "audio_max_s": self._most_s},
+        }
 
     def counts(self) -> Mapping[str, float]:
         with self._counting:

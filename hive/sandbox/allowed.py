@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -17,10 +18,13 @@ import msgspec
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import NotPermitted
 from hive.host.policy_file import Policy, load
-from hive.link.specs import SandboxSpec
+from hive.link.script_form import exec_of
+from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.sandbox import without_policy
 
 ETC = "/etc"
+FIRST_UID, UIDS_MAX = 1000, 256
+"""The least uid a block may begin with, which is that of `[agents] first_uid`, and the most there are in one."""
 NO_NETWORK = "create it with --no-network (egress = [] in its description)"
 Resolve = Callable[[str], str]
 
@@ -50,6 +54,8 @@ def check(
     for network in spec.egress or ():
         if not any(_is_within(network, wide) for wide in policy.networks.egress):
             raise _refused(policy, f"egress to {network}", "networks.egress")
+    if spec.template is not None:
+        _check_template(policy, spec.template, resolve)
     _check_limits(policy, _asked(spec))
 
 
@@ -105,12 +111,53 @@ def _users(spec: SandboxSpec) -> Iterator[tuple[str, int]]:
 
 
 def _check_process(policy: Policy, spec: SandboxSpec, own_networks: bool, resolve: Resolve) -> None:
-    program = spec.command[0] if spec.command else ""
+    command = spec.command if spec.template is None else exec_of(spec.command, spec.template.python)
+    program = command[0] if command else ""
     if not program.startswith("/"):
         raise NotPermitted(f"program {program!r} is not permitted: it has no full path")
     _check_path(policy, "programs", "program", program, resolve)
     if spec.egress is None and not own_networks and not policy.networks.host:
         raise _refused(policy, "the host's network", "networks.host", NO_NETWORK)
+
+
+def _check_template(policy: Policy, template: TemplateSpec, resolve: Resolve) -> None:
+    """The template runs its own interpreter, whatever its agent runs, and maps the users of its block: all of them must
+    be agents'."""
+    if not template.python.startswith("/"):
+        raise NotPermitted(f"template {template.name}: {template.python!r} is not permitted: it has no full path")
+    _check_path(policy, "programs", f"template {template.name}: program", template.python, resolve)
+    if policy.uids is None:
+        return
+    if template.first_uid is None:
+        raise NotPermitted(
+            f"template {template.name} without a block of uids is not permitted", hint=_where(policy, "uids")
+        )
+    last_uid = template.first_uid + template.uids - 1
+    if not policy.uids[0] <= template.first_uid <= last_uid <= policy.uids[1]:
+        of = f"the block of uids {template.first_uid} to {last_uid} of template {template.name}"
+        raise _refused(policy, of, "uids", f"only {policy.uids[0]} to {policy.uids[1]}")
+
+
+def check_block(spec: SandboxSpec, template: TemplateSpec) -> None:
+    """Raises NotPermitted where its block holds users of the host, or where the agent's is none of it but the
+    template's own; with a policy or without.
+
+    >>> spec = SandboxSpec(name="a", command=["/a.py"], env={}, home="/h", log="/l", uid=0)
+    >>> check_block(spec, TemplateSpec(name="t", python="/venv/bin/python", first_uid=0))
+    Traceback (most recent call last):
+    hive.errors.NotPermitted: template t: its block of uids begins below 1000
+    """
+    if template.first_uid is None:
+        if spec.uid is not None:
+            raise NotPermitted(f"template {template.name}: an agent with a uid needs a block of them")
+        return
+    if template.first_uid < FIRST_UID:
+        raise NotPermitted(f"template {template.name}: its block of uids begins below {FIRST_UID}")
+    if not 2 <= template.uids <= UIDS_MAX:
+        raise NotPermitted(f"template {template.name}: a block of {template.uids} uids")
+    for number in (spec.uid, spec.gid if spec.gid is not None else spec.uid):
+        if number is None or not template.first_uid < number < template.first_uid + template.uids:
+            raise NotPermitted(f"template {template.name}: uid {number} is none of its agents'")
 
 
 def _check_container(policy: Policy, spec: SandboxSpec, docker: DockerSpec, resolve: Resolve) -> None:
@@ -210,6 +257,23 @@ def _where(policy: Policy, key: str) -> str:
     return f"{policy.path} line {line} decides this: {key}" if line else f"{policy.path} would have to set {key}"
 
 
+def why_replaceable(program: str) -> str:
+    """Says who else than root may put another program in the place of this one; empty where nobody may, or where it is
+    not there, which is another's error to report."""
+    for path in dict.fromkeys((program, os.path.realpath(program))):
+        for place in (path, os.path.dirname(path)):
+            try:
+                found = os.stat(place)
+            except OSError:
+                return ""
+            if found.st_uid not in (0, os.geteuid()):
+                return f"{place} belongs to uid {found.st_uid}"
+            is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+                return f"{place} can be written by others than its owner"
+    return ""
+
+
 # --- the file ----------------------------------------------------------------------------------------------------
 
 
@@ -232,8 +296,12 @@ class Allowed:
 
     def permit(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec as it may run, with the policy's limits. Raises NotPermitted."""
+        if spec.template is not None:
+            check_block(spec, spec.template)
         if self._policy is None:
             without_policy.check(spec, without_policy.HostFiles())
             return spec
         check(self._policy, spec, own_networks=self._own_networks)
+        if spec.template is not None and (wrong := why_replaceable(spec.template.python)):
+            raise NotPermitted(f"template {spec.template.name}: {wrong}", hint="it has to be root's, as its directory")
         return limited(self._policy, spec)

@@ -19,6 +19,7 @@ from hive.link.helper import (
     AskBackendLog,
     AskRuntimes,
     AskStat,
+    AskTemplates,
     BackendIs,
     BackendLog,
     BackendStart,
@@ -35,11 +36,14 @@ from hive.link.helper import (
     Reaped,
     Reconcile,
     Remove,
+    RestartTemplate,
     Runtimes,
     Start,
     Started,
     Stat,
     Stop,
+    Templates,
+    TemplateStat,
     Thaw,
     Thawed,
     ThawedAlone,
@@ -79,6 +83,8 @@ REAPED_MAX = 1000
 """Ends of orphans kept while there is no helper: far more than there are agents."""
 DISK_S = 120.0
 """For what the disk decides: deleting a large home, paging out."""
+TEMPLATE_S = 150.0
+"""For a template: its imports, and its old process to end."""
 UNIT_S = 100.0
 """For a service: the one it conflicts with may have to be stopped first."""
 LOOK_S = 15.0
@@ -224,13 +230,23 @@ class SandboxClient:
         """Pages out the memory of one that sleeps. Raises WrongState (woken meanwhile), NotSupported, Saturated."""
         return await self._client.link.ask(PageOut(agent=agent, generation=generation), PagedOut, timeout_s=DISK_S)
 
-    async def stat(self, agents: Iterable[str] = ()) -> dict[str, Stat]:
-        """Ground truth by agent id, of all where none is named; unknown ones are left out."""
-        return (await self._client.link.ask(AskStat(agents=list(agents)), ProxyStats, timeout_s=ANSWER_S)).agents
+    async def stat(self, agents: Iterable[str] = (), *, pss: bool = False) -> dict[str, Stat]:
+        """Ground truth by agent id, of all where none is named; unknown ones are left out. `pss`: see `AskStat`."""
+        asked = AskStat(agents=list(agents), pss=pss)
+        return (await self._client.link.ask(asked, ProxyStats, timeout_s=ANSWER_S)).agents
 
     async def runtimes(self) -> dict[RuntimeKind, RuntimeCapabilities]:
         """The abilities of each runtime on this host now."""
         return (await self._client.link.ask(AskRuntimes(), Runtimes, timeout_s=ENGINE_S)).runtimes
+
+    async def templates(self) -> dict[str, TemplateStat]:
+        """The templates that it has started or tried to, by name."""
+        return (await self._client.link.ask(AskTemplates(), Templates, timeout_s=LOOK_S)).templates
+
+    async def restart_template(self, name: str) -> TemplateStat:
+        """A new process of it, once that is ready or has failed. Raises NotFound where it was never started."""
+        answer = await self._client.link.ask(RestartTemplate(name=name), Templates, timeout_s=TEMPLATE_S)
+        return answer.templates[name]
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
         """`asleep`: id → generation of all the caller holds asleep; all others are thawed. Answers as `stat`."""

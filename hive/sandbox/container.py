@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
@@ -168,7 +169,7 @@ class RunningContainer:
         if not self.is_frozen():
             raise WrongState(f"the container of {self._agent} is not frozen")
         unified = None if self._group is None else self._group.unified
-        return await pageout.page_out(self._pids, unified, give_up=give_up)
+        return await pageout.page_out(self.pids, unified, give_up=give_up)
 
     # --- awake ---------------------------------------------------------------------------------------------------
 
@@ -283,8 +284,11 @@ class RunningContainer:
             log.info("container_unpaused_by_hand agent=%s container=%s", self._agent, self.run.handle[:12])
         self._said_paused = so
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
         return [self.run.main.pid] if self._group is None else self._group.pids()
+
+    def memory_group(self) -> Path | None:
+        return None if self._group is None else self._group.memory
 
     # --- the end -------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ class ContainerGroup:
         self, *, unified: Path | None, freezer: Path | None, cpuacct: Path | None, memory: Path | None = None
     ) -> None:
         self.unified = unified
-        self._memory = memory or unified
+        self.memory = memory or unified
+        """The group that counts its memory and nobody else's, where there is a controller for that."""
         self._freezer = freezer
         self._cpuacct = cpuacct
 
@@ -118,7 +119,7 @@ class ContainerGroup:
 
     def oom_kills(self) -> int:
         """Number of its processes the kernel killed because it was full; 0 once the engine has removed the group."""
-        return 0 if self._memory is None else oom_kills(self._memory)
+        return 0 if self.memory is None else oom_kills(self.memory)
 
     def usage(self) -> GroupUsage:
         pids = self.pids()

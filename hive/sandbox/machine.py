@@ -204,6 +204,12 @@ class RunningMachine:
 
     # --- what it uses --------------------------------------------------------------------------------------------
 
+    def pids(self) -> list[int]:
+        return self._group.pids()
+
+    def memory_group(self) -> Path | None:
+        return self._fence.memory
+
     def stat(self, snapshot: ProcessTable) -> Stat:
         if time.monotonic() - self._api.last_at > REFRESH_S and not self._is_refreshing():
             self._refreshing = spawn(self._refresh(), name=f"ask {self.run.main.pid}")

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hive.errors import NotSupported, Saturated, WrongState
-from hive.host.memory import advise_pageout, held_by, read_memory
+from hive.host.charge import read_pss
+from hive.host.memory import advise_pageout, held_by, read_memory, read_swap_cached
 from hive.host.paging import NOT_PERMITTED, choose
 from hive.host.paging import why_not as why_not  # what every runtime asks, beside `page_out`
 from hive.host.process import Identity, identify, write_control
@@ -46,6 +47,7 @@ async def page_out(pids: Callable[[], list[int]], leaf: Path | None, *, give_up:
     began = time.monotonic()
     means = choose(leaf)
     processes = _identify(pids)
+    cached = read_swap_cached()
     steps = by_madvise(processes) if means.reclaim is None else by_reclaim(means.reclaim, means.arguments)
     try:
         more = True
@@ -55,13 +57,22 @@ async def page_out(pids: Callable[[], list[int]], leaf: Path | None, *, give_up:
     finally:
         _thread.submit(steps.close)
     _must_sleep(give_up)
-    held = held_by(who.pid for who in processes)
-    return PagedOut(
-        took_ms=(time.monotonic() - began) * 1000,
-        kept_bytes=held.rss_bytes,
-        swap_bytes=held.swap_bytes,
-        how=means.how,
-    )
+    took_ms = (time.monotonic() - began) * 1000
+    swap_bytes = held_by(who.pid for who in processes).swap_bytes
+    kept = await asyncio.to_thread(read_pss, [who.pid for who in processes])
+    kept_bytes = (kept.held_bytes if kept else 0) + left_in_cache(cached, read_swap_cached(), swap_bytes)
+    return PagedOut(took_ms=took_ms, kept_bytes=kept_bytes, swap_bytes=swap_bytes, how=means.how)
+
+
+def left_in_cache(before: int, after: int, swap_bytes: int) -> int:
+    """Bytes of what was written to swap that are in RAM still, by the host's swap cache before and after.
+
+    On a swap file all of it stays there until somebody needs room; zram frees it at once.
+
+    >>> left_in_cache(1000, 9000, 7000), left_in_cache(1000, 6000, 7000), left_in_cache(1000, 900, 7000)
+    (7000, 5000, 0)
+    """
+    return min(swap_bytes, max(0, after - before))
 
 
 async def _in_thread(work: Callable[[], bool]) -> bool:
@@ -154,7 +165,7 @@ def by_madvise(processes: list[Identity]) -> Steps:
         if pidfd is None:
             continue
         try:
-            for start, length in slices(_maps_of(who)):
+            for start, length in slices(maps_of(who)):
                 try:
                     advise_pageout(pidfd, start, length)
                 except PermissionError as error:
@@ -169,7 +180,7 @@ def by_madvise(processes: list[Identity]) -> Steps:
             os.close(pidfd)
 
 
-def _maps_of(who: Identity) -> str:
+def maps_of(who: Identity) -> str:
     """`/proc/<pid>/maps` of exactly this process, empty where it is gone. Raises NotSupported where it is hidden."""
     try:
         with open(f"/proc/{who.pid}/maps", errors="surrogateescape") as file:

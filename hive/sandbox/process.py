@@ -15,21 +15,35 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from hive.domain import INNER_PORT, PROGRAM_PATH
-from hive.errors import BadRequest, NotPermitted, NotSupported, TimedOut, WrongState
+from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported, TimedOut, WrongState
 from hive.host import netns, packet_filter
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import FilterRules
-from hive.host.process import Identity, ProcessTable, exit_code, identify, spawn, wait_until_over
+from hive.host.process import (
+    Identity,
+    ProcessTable,
+    exit_code,
+    identify,
+    reaped_here,
+    spawn,
+    wait_until_over,
+)
 from hive.link.helper import PagedOut, Stat, dialled
-from hive.link.specs import RuntimeCapabilities, SandboxSpec
-from hive.sandbox import home, pageout
+from hive.link.script_form import exec_of
+from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
+from hive.sandbox import home, pageout, process_fork
 from hive.sandbox.dialling import to_port
 from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.signals import SignalGroup
+from hive.sandbox.template_fit import why_not_forked
+from hive.sandbox.template_process import ProcessTemplates, environment_of_template
+from hive.sandbox.templates import TemplateTable
 from hive.settings.table import Paths
 
 log = logging.getLogger("hive.sandbox")
@@ -148,6 +162,12 @@ class RunningProcess:
         leaf = None if self.run.leaf is None else Path(self.run.leaf)
         return await pageout.page_out(self._group.pids, leaf, give_up=give_up)
 
+    def pids(self) -> list[int]:
+        return self._group.pids()
+
+    def memory_group(self) -> Path | None:
+        return self._fence.memory
+
     def stat(self, snapshot: ProcessTable) -> Stat:
         cpu_us, rss_bytes, processes, swap_bytes = self._group.usage(snapshot)
         return Stat(
@@ -248,7 +268,7 @@ class RunningProcess:
         if self._output is not None:
             await self._output.finish()
         if self._child is None:
-            return None
+            return reaped_here(self.ended_fd)  # a template's child, where this process is who reaps it
         returncode = self._child.poll()
         return None if returncode is None else exit_code(returncode)
 
@@ -267,6 +287,8 @@ class RunningProcess:
         if (inner := self.take_inner()) is not None:
             inner.close()
         if self.ended_fd >= 0:
+            if self._child is None:
+                reaped_here(self.ended_fd)
             os.close(self.ended_fd)
             self.ended_fd = -1
         if self._child is not None:
@@ -355,6 +377,7 @@ class ProcessRuntime:
         self._pipes = pipes or log_pipes_of(paths, log_max_bytes)
         self._subtree = subtree
         self._fences = Fences(paths.state, subtree)
+        self.templates = TemplateTable(ProcessTemplates(subtree, self._fences))
         self._log_max_bytes = log_max_bytes
 
     async def capabilities(self) -> RuntimeCapabilities:
@@ -403,6 +426,19 @@ class ProcessRuntime:
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         self._check_network(spec)  # it may be another helper's by now, on another host
+        if spec.template is None:
+            return await self._start_program(agent, spec, mark)
+        try:
+            return await self._fork(agent, spec, spec.template, mark)
+        except HiveError as error:
+            why = error.message
+        name, python = spec.template.name, spec.template.python
+        log.warning("template_not_used agent=%s template=%s why=%r", spec.name, name, why)
+        plain = msgspec.structs.replace(spec, command=exec_of(spec.command, python))
+        said = f"hive: started as a program of its own, not from template {name}: {why}\n"
+        return await self._start_program(agent, plain, mark, said=said)
+
+    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, said: str = "") -> RunningAgent:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
             await leaf.let_go()
@@ -414,6 +450,8 @@ class ProcessRuntime:
                 made.callback(network.sock.close)
             output = self._pipes.make(agent)
             made.callback(output.remove)
+            if said:
+                output.say(said)
             log_fd = output.writing_end()
             unused.callback(os.close, log_fd)
             if leaf is not None:
@@ -438,6 +476,24 @@ class ProcessRuntime:
             inner=network.sock if network else None,
             address=_address_of(agent, spec),
             output=output,
+        )
+
+    async def _fork(self, agent: str, spec: SandboxSpec, template: TemplateSpec, mark: str) -> RunningAgent:
+        """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
+        env = environment_of(spec, mark)
+        if why := why_not_forked(spec, env, environment_of_template(template), is_root=os.geteuid() == 0):
+            raise NotSupported(why)
+        ground = process_fork.ForkGround(self.templates, self._pipes, self._subtree, self._fences)
+        forked = await process_fork.fork(agent, spec, env, ground)
+        return RunningProcess(
+            forked.run,
+            group_of(spec, forked.run, mark),
+            spec,
+            forked.fence,
+            ended_fd=forked.ended_fd,
+            inner=forked.inner,
+            address=_address_of(agent, spec),
+            output=forked.output,
         )
 
     def _spawn(
@@ -481,11 +537,13 @@ class ProcessRuntime:
         )
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
+        leaf = self._subtree.leaf(agent) if self._subtree else None
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
+        if not leaders and spec.template is not None and leaf is not None:
+            leaders = process_fork.leading(leaf.pids(), snapshot, mark)
         if not leaders:
             return None
         main = Identity.of(leaders[0])
-        leaf = self._subtree.leaf(agent) if self._subtree else None
         in_leaf = leaf is not None and main.pid in leaf.pids()
         run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
         return await self.adopt(agent, spec, run, mark=mark)

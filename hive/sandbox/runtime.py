@@ -18,13 +18,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The table's note of a running agent, enough to find it again: its main process and its cgroup.
 
     `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: its runtime's name for it
-    (a container's id), empty where its main process says all. `since`: Unix seconds.
+    (a container's id), empty where its main process says all. `since`: Unix seconds. `template`: the process it was
+    forked from (`templates.label`), empty for an ordinary program.
     """
 
     main: Identity
     leaf: str | None
     since: float
     handle: str = ""
+    template: str = ""
 
 
 NO_EXEC = "nothing of Hive's is inside a virtual machine that could start a program there"
@@ -116,6 +118,20 @@ class Dialable(Protocol):
         """Connects to its port, or to its VMM, which waits for a `CONNECT`. The caller owns the socket and sets the
         Connects to its port, or to its VMM, which waits for a `CONNECT`; the caller closes it and limits the time.
         Raises NotSupported where its port is elsewhere or it has none, WrongState, OSError, HiveError.
+        """
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A started agent with processes that the kernel's figures of memory can be asked of."""
+
+    def pids(self) -> list[int]:
+        """Its living processes; none once it has ended."""
+
+    def memory_group(self) -> Path | None:
+        """The control group that its memory and nobody else's is charged to, in v2 or in v1's memory hierarchy.
+
+        None where there is no such group: no controller, or it is not given to this user.
         """
 
 

@@ -52,6 +52,7 @@ from hive.link.helper import (
     Reaped,
     Reconcile,
     Remove,
+    RestartTemplate,
     Runtimes,
     Start,
     Stat,
@@ -65,6 +66,7 @@ from hive.link.message import LinkMessage
 from hive.link.messages import PROTOCOL, Done, Hello
 from hive.link.server import LinkServer
 from hive.link.slots import AskServerProgram, SlotMoved, SlotProcess
+from hive.sandbox import template_verbs
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
 from hive.sandbox.docker import DockerRuntime
@@ -78,6 +80,7 @@ from hive.sandbox.runtime import Runtime
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
 from hive.sandbox.table import AgentRecords
+from hive.sandbox.templates import TemplateTable
 from hive.sandbox.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
 from hive.slots import inference_units, model_slots, server_programs
@@ -91,6 +94,8 @@ ROLE = "sandbox"
 LOCK_WAIT_S = 5.0
 """A leaving helper thaws its agents first; the next one waits this long for it."""
 STATS_AT_ONCE = 50
+MEASURED_AT_ONCE = 4
+"""Agents without a memory controller whose memory one question walks: some milliseconds each."""
 """Agents looked at before others have their turn: some 3 ms."""
 
 _AGENTS: frozenset[type[LinkMessage]] = frozenset(
@@ -103,7 +108,8 @@ MAY_ASK: dict[str, frozenset[type[LinkMessage]]] = {
     | inference_units.VERBS
     | model_slots.VERBS
     | server_programs.VERBS
-    | lease_holders.VERBS,
+    | lease_holders.VERBS
+    | template_verbs.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}) | model_slots.ENDING,
 }
@@ -128,9 +134,10 @@ class HelperServer:
         peers: Accounts | None = None,
         slots: ModelSlots | None = None,
         leases: LeaseHolders | None = None,
+        templates: TemplateTable | None = None,
     ) -> None:
-        """`peers`: the users of daemon and proxy; without it both are this user. `slots`, `leases`: None where it has
-        none."""
+        """`peers`: the users of daemon and proxy; without it both are this user. `slots`, `leases`, `templates`: None
+        where it has none."""
         self._paths = paths
         self._runtimes = runtimes
         self._accounts = peers or accounts.own()
@@ -139,6 +146,7 @@ class HelperServer:
         self._audit = audit or Audit()
         self._slots = slots
         self._leases = leases
+        self._templates = templates
         self._epoch = secrets.token_hex(8)
         self._label = state_label(paths.state)
         self._peers: dict[Link, LinkPeer] = {}
@@ -228,6 +236,8 @@ class HelperServer:
             self._slots.close()
         if self._leases is not None:
             self._leases.close()
+        if self._templates is not None:
+            await self._templates.leave()
         self._listeners.close()
         for held in self._held.values():
             held.release()
@@ -295,6 +305,8 @@ class HelperServer:
             return model_slots.id_in(message)
         if type(message) in lease_holders.VERBS:
             return lease_holders.id_in_lease(message)
+        if isinstance(message, RestartTemplate):
+            return message.name
         record = self._table.records.get(getattr(message, "agent", ""))
         return "-" if record is None else record.spec.name
 
@@ -318,6 +330,8 @@ class HelperServer:
             if self._leases is None:
                 raise NotSupported("this helper lets no lease's holder in")
             return self._leases.do(message)
+        if type(message) in template_verbs.VERBS:
+            return template_verbs.do(self._templates, message, self._forked())
         match message:
             case AskServerProgram():
                 return server_programs.do(message)
@@ -330,7 +344,7 @@ class HelperServer:
             case PageOut():
                 return self._find(message.agent).page_out(message.generation)
             case AskStat():
-                return self._stats(message.agents)
+                return self._stats(message.agents, pss=message.pss)
             case AskRuntimes():
                 return self._capabilities()
             case Reconcile():
@@ -383,6 +397,10 @@ class HelperServer:
             case "up":
                 return frozenset({0, os.geteuid()})
         return frozenset()
+
+    def _forked(self) -> dict[str, str]:
+        """The running agents that were forked, and from which process of which template."""
+        return {agent: held.template for agent, held in self._held.items() if held.template}
 
     def _find(self, agent: str) -> SupervisedAgent:
         if (held := self._held.get(agent)) is None:
@@ -447,8 +465,16 @@ class HelperServer:
         self._listeners.drop(agent)
         self._held.pop(agent, None)
 
-    async def _stats(self, agents: list[str]) -> ProxyStats:
-        """Stats of the agents named, of all where none is. A thousand take 50 ms: a thaw does not wait for them."""
+    async def _stats(self, agents: list[str], *, pss: bool = False) -> ProxyStats:
+        """Stats of the agents named, of all where none is. A thousand take 50 ms: a thaw does not wait for them.
+
+        Where a list shows PSS, the oldest `MEASURED_AT_ONCE` are measured anew first; with `pss`, all that are named.
+        """
+        asked = [held for agent in agents or list(self._held) if (held := self._held.get(agent)) is not None]
+        if not pss:
+            ages = {held: age for held in asked if (age := held.pss_age_s()) > 0}
+            asked = sorted(ages, key=ages.__getitem__, reverse=True)[:MEASURED_AT_ONCE]
+        await asyncio.gather(*(held.measure_pss() for held in asked))
         snapshot, found = ProcessTable(), dict[str, Stat]()
         for looked_at, agent in enumerate(agents or list(self._held), 1):
             if (held := self._held.get(agent)) is not None:
@@ -581,8 +607,9 @@ async def _serve(
     ways = places_of_leases(paths, subtree, by_systemd=by_systemd)
     leases = LeaseHolders(paths, ways, group=peers.operators, services=services)
     allowed = Allowed(policy, own_networks=as_units)
+    templates = (units if as_units else process).templates
     helper = HelperServer(
-        paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots, leases=leases
+        paths, runtimes, allowed=allowed, audit=audit, peers=peers, slots=slots, leases=leases, templates=templates
     )  # fmt: skip
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)

@@ -22,6 +22,7 @@ from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.specs import SandboxSpec
+from hive.sandbox.agent_memory import AgentMemory
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.entering import Enterable, EnteredProgram, command_inside
 from hive.sandbox.executions import Executions, Handed
@@ -85,6 +86,7 @@ class SupervisedAgent:
         self._dialler = Dialler()
         self._executions = Executions(lambda: self._name)
         self._running: RunningAgent | None = None
+        self._memory = AgentMemory(None)
         self._is_unknown = False
         self._exited = asyncio.Event()
         self._report: asyncio.Future[int] = self._loop.create_future()
@@ -111,6 +113,11 @@ class SupervisedAgent:
         """For log lines, which people read: the agent's name, its id once nothing is known of it any more."""
         record = self._table.records.get(self.agent)
         return self.agent if record is None else record.spec.name
+
+    @property
+    def template(self) -> str:
+        """The process of a template it was forked from (`Run.template`); empty where it does not run, or was not."""
+        return "" if self._running is None else self._running.run.template
 
     def _must_run(self) -> RunningAgent:
         if self._running is None or self._exited.is_set():
@@ -224,7 +231,7 @@ class SupervisedAgent:
             return Started(pid=running.run.main.pid, address=running.address)
 
     def _take(self, running: RunningAgent) -> None:
-        self._running = running
+        self._running, self._memory = running, AgentMemory(running)
         self._exited.clear()
         self._report = self._loop.create_future()
         self._loop.add_reader(running.ended_fd, self._main_ended, running)
@@ -317,7 +324,8 @@ class SupervisedAgent:
         if exit_code is None:
             with contextlib.suppress(TimeoutError):
                 exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
-        self._running = None
+        self._memory.rests()
+        self._running, self._memory = None, AgentMemory(None)
         self._asleep = False
         self._listeners.drop_inner(self.agent)
         record = self.record
@@ -361,6 +369,7 @@ class SupervisedAgent:
                 raise WrongState(f"somebody runs a program inside {self.agent}")
             self._generation = generation
             self._disarm()
+            self._memory.rests()
             began = time.monotonic()
             try:
                 await running.freeze(
@@ -378,7 +387,7 @@ class SupervisedAgent:
 
     async def page_out(self, generation: int) -> PagedOut:
         """Pages its memory out while it sleeps for `generation`; a thaw, a stop or its end gives up between slices."""
-        running, thaws = self._must_run(), self._thaws
+        running, memory, thaws = self._must_run(), self._memory, self._thaws
         if not self._asleep or generation != self._generation or self._unconfirmed is not None:
             raise WrongState(f"agent {self.agent} is not asleep for generation {generation}")
 
@@ -387,7 +396,7 @@ class SupervisedAgent:
             return not same or self._exited.is_set()
 
         async with self._paging:
-            paged = None if is_over() else await running.page_out(give_up=is_over)
+            paged = None if is_over() else await memory.page_out(lambda: running.page_out(give_up=is_over), thaws)
         if paged is None or is_over():
             raise WrongState("woken, stopped or ended while its memory was paged out")
         return paged
@@ -403,9 +412,11 @@ class SupervisedAgent:
     def thaw(self) -> LinkMessage | Coroutine[Any, Any, LinkMessage]:
         """Thaws at once; the answer, or where that is not verified yet the wait for it."""
         began = time.monotonic()
-        running = self._must_run()
+        running, sleep = self._must_run(), self._thaws
         self._wake_up()
-        if running.thaw_now():
+        is_verified = running.thaw_now()
+        self._memory.wakes(sleep)
+        if is_verified:
             return Thawed(took_ms=(time.monotonic() - began) * 1000)
         return self._verify_thaw(running, began)
 
@@ -521,7 +532,15 @@ class SupervisedAgent:
             return (
                 Stat(state="gone") if record is None else Stat(state="gone", exit_code=record.exit_code, why=record.why)
             )
-        return self._running.stat(snapshot)
+        return self._memory.told(self._running.stat(snapshot))
+
+    def pss_age_s(self) -> float:
+        """Age of its PSS, where that is what a list shows of it and it may be wrong by now; else 0."""
+        return self._memory.age_s(self._thaws if self._asleep else None)
+
+    async def measure_pss(self) -> None:
+        """Walks all of its memory, off the loop."""
+        await self._memory.measure(self._thaws if self._asleep else None)
 
     def trim_log(self) -> None:
         """Cuts its log back where that is too long; once in a sleep, in which it writes nothing. Raises OSError."""
@@ -590,4 +609,4 @@ class SupervisedAgent:
         if self._running is not None:
             self._loop.remove_reader(self._running.ended_fd)
             self._running.close()
-            self._running = None
+            self._running, self._memory = None, AgentMemory(None)

@@ -17,12 +17,15 @@ import logging
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-from hive.domain import PROGRAM_PATH, Limits, is_name
+import msgspec
+
+from hive.domain import INNER_PORT, PROGRAM_PATH, Limits, is_name
 from hive.errors import (
     BadRequest,
     DependencyDown,
@@ -33,17 +36,26 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
-from hive.host import netns, packet_filter, systemd
+from hive.host import mount_trees, netns, packet_filter, systemd
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1, own_cgroup
 from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs
 from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.helper import PagedOut, dialled
-from hive.link.specs import RuntimeCapabilities, SandboxSpec
-from hive.sandbox import home, pageout, unit_plan
+from hive.link.script_form import exec_of
+from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
+from hive.sandbox import home, pageout, syscall_filter, template_unit_plan, unit_handover, unit_plan
+from hive.sandbox.container_group import paths_of
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
+from hive.sandbox.process_fork import order_of
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
+from hive.sandbox.template_fit import why_not_forked
+from hive.sandbox.template_process import environment_of_template
+from hive.sandbox.template_unit import UnitTemplates
+from hive.sandbox.templates import TemplateTable
+from hive.sandbox.templates import label as template_label
 from hive.sandbox.unit_exec import enter_unit, write_script
+from hive.sandbox.unit_handover import RunningStub
 from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
 from hive.settings.table import Paths, Sandbox
 
@@ -75,6 +87,13 @@ class RunningUnit(RunningProcess):
         """Pages out by the unit's own group: systemd gives it the memory controller, the leaf has none."""
         return await pageout.page_out(self._group.pids, _unit_group(self.run), give_up=give_up)
 
+    def memory_group(self) -> Path | None:
+        """The unit's own group: in v2, on hybrid hosts in v1's memory hierarchy, under the same name."""
+        group = _unit_group(self.run)
+        if group is None or (group / "memory.current").exists():
+            return group
+        return _v1_group(self.run)
+
     async def reap(self) -> int | None:
         """Asks systemd how it ended, then lets it forget the unit: the name is free for the next start."""
         ended = await self._ended()
@@ -102,6 +121,19 @@ def _unit_group(run: Run) -> Path | None:
     return None if run.leaf is None else Path(run.leaf).parent
 
 
+def _v1_group(run: Run) -> Path | None:
+    """The unit's group in v1's memory hierarchy; None where there is none, or its main process is not in it."""
+    try:
+        cgroups = Path(f"/proc/{run.main.pid}/cgroup").read_text()
+    except OSError:
+        return None
+    mount, inside = mount_of_v1("memory", _mounts()), Path(paths_of(cgroups).get("memory", "/"))
+    for path in (inside, *inside.parents):
+        if path.name == run.handle and mount is not None:
+            return mount / path.relative_to("/")
+    return None
+
+
 class UnitRuntime:
     """See `Runtime` for the contract. For root, where systemd is PID 1: `capabilities` says whether that is so."""
 
@@ -109,6 +141,8 @@ class UnitRuntime:
         """`log_max_bytes` is for runtimes that write logs; how much the journal keeps is in journald.conf."""
         self._paths = paths
         self._settings = settings
+        self._template_units = UnitTemplates(paths.runtime, self._places_of_templates, _slice_group)
+        self.templates = TemplateTable(self._template_units)
 
     def __repr__(self) -> str:
         return f"<UnitRuntime {SLICE}>"
@@ -158,6 +192,69 @@ class UnitRuntime:
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
+        template = spec.template
+        if template is None:
+            return await self._start_program(agent, spec, mark)
+        try:
+            return await self._fork(agent, spec, template, mark)
+        except HiveError as error:
+            why = error.message
+        log.warning("template_not_used agent=%s template=%s why=%r", spec.name, template.name, why)
+        plain = msgspec.structs.replace(spec, command=exec_of(spec.command, template.python))
+        said = f"hive: started as a program of its own, not from template {template.name}: {why}"
+        return await self._start_program(agent, plain, mark, said=said)
+
+    async def _fork(self, agent: str, spec: SandboxSpec, of: TemplateSpec, mark: str) -> RunningAgent:
+        """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
+        env, unit, places = environment_of(spec, mark), unit_of(agent), self._places(agent, spec)
+        if why := why_not_forked(_apart(spec), env, environment_of_template(of), is_root=True):
+            raise NotSupported(why)
+        template = await self.templates.get(of)
+        if isinstance(template, str):
+            raise NotSupported(template)
+        await _has_ended_stub(unit, places.cgroup)
+        if pids := Leaf(places.cgroup).pids():
+            raise WrongState(f"processes are left in {unit}: {pids}")
+        write_script(places.root_step, unit_plan.ROOT_STEP)  # for programs inside it
+        place = template_unit_plan.place_of(places)
+        order = msgspec.structs.replace(
+            order_of(agent, _apart(spec), of, env),
+            umask=unit_plan.UMASK,
+            place=place,
+            filter=syscall_filter.for_child(),
+        )
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            log_fd = unit_handover.journal_stream(spec.name, unit)
+            unused.callback(os.close, log_fd)
+            try:
+                stub = await _begin_stub(unit, spec, places)
+                unused.callback(os.close, stub.pidfd)
+                trees = await asyncio.to_thread(mount_trees.clone, stub.pidfd, place["trees"])
+                for tree in trees:
+                    unused.callback(os.close, tree)
+                order = msgspec.structs.replace(order, limits=unit_handover.limits_of_stub(stub))
+                child = await self.templates.fork(template, order, log_fd=log_fd, fds=trees)
+                unused.callback(child.close)
+                made.callback(child.kill)
+                inner = netns.listen_inside(child.pidfd, INNER_PORT)
+                if inner is None:
+                    raise NotPermitted("its template made no network for it")
+                made.callback(inner.close)
+                assert spec.uid is not None, "looked at by why_not_forked"
+                leaf = await unit_handover.hand_over(
+                    stub, child, uid=spec.uid, gid=spec.uid if spec.gid is None else spec.gid
+                )
+                await child.release()
+            except BaseException:
+                await _undo(unit, places.cgroup)
+                raise
+            made.pop_all()
+            ended_fd = child.take_pidfd()
+        label = template_label(of.name, template.process.main)
+        run = Run(main=child.main, leaf=str(leaf.path), since=time.time(), handle=unit, template=label)
+        return self._running(agent, spec, run, ended_fd, inner)
+
+    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, said: str = "") -> RunningAgent:
         _find_program(spec)
         unit = unit_of(agent)
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
@@ -170,8 +267,9 @@ class UnitRuntime:
                 network = Network(f"/proc/{os.getpid()}/fd/{private.fd}", inode)
             places = self._places(agent, spec)
             write_script(places.root_step, unit_plan.ROOT_STEP)
-            write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark)))
+            write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark), said=said))
             unused.callback(places.script.unlink, missing_ok=True)
+            await _has_ended_stub(unit, places.cgroup)
             if pids := Leaf(places.cgroup).pids():
                 raise WrongState(f"processes are left in {unit}: {pids}")
             try:
@@ -182,7 +280,7 @@ class UnitRuntime:
                 raise
             made.pop_all()
         run = Run(main=main, leaf=str(places.cgroup / LEAF), since=time.time(), handle=unit)
-        return self._running(agent, spec, run, ended_fd, private)
+        return self._running(agent, spec, run, ended_fd, None if private is None else private.sock)
 
     def _places(self, agent: str, spec: SandboxSpec, *, script: str = "") -> Places:
         hidden = [Path("/etc/hive"), Path(self._settings.chroot_base), Path(self._settings.docker_socket)]
@@ -197,6 +295,11 @@ class UnitRuntime:
             script=self._scripts / (script or agent),
             hidden=tuple(path for path in hidden if not path.is_relative_to("/run")),
         )
+
+    def _places_of_templates(self) -> Places:
+        """A template has nothing of one agent's."""
+        nobody = SandboxSpec(name="", command=[], env={}, home="/", log="")
+        return self._places("template", nobody)
 
     @staticmethod
     async def _became(unit: str, spec: SandboxSpec, root_step: Path) -> tuple[Identity, int]:
@@ -213,11 +316,10 @@ class UnitRuntime:
         return main or Identity(pid, 0, boot_id()), os.eventfd(1, os.EFD_CLOEXEC)
 
     def _running(
-        self, agent: str, spec: SandboxSpec, run: Run, ended_fd: int, private: netns.Private | None = None
+        self, agent: str, spec: SandboxSpec, run: Run, ended_fd: int, inner: socket.socket | None = None
     ) -> RunningUnit:
         assert run.leaf is not None
         fence = Fence(lacking=_lacking(spec.limits))
-        inner = private.sock if private else None
         address = dialled(agent) if spec.port is not None and unit_plan.has_own_network(spec.egress) else ""
         running = RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner, address=address)
         running.places_of = lambda program: self._places(agent, program.spec, script=f"{agent}.{program.run}")
@@ -240,7 +342,7 @@ class UnitRuntime:
             return None
         pid = int((await systemd.show(unit, "MainPID")).get("MainPID", "0"))
         main = identify(pid) if pid else None
-        if main is None:
+        if await _has_ended_stub(unit, group) or main is None:
             return None
         run = Run(main=main, leaf=str(group / LEAF), since=time.time(), handle=unit)
         return await self.adopt(agent, spec, run, mark=mark)
@@ -255,6 +357,7 @@ class UnitRuntime:
                 path.unlink()  # a helper was killed while it started this one
         with contextlib.suppress(HiveError):
             await systemd.forget(unit_plan.EXEC_UNITS)
+        self._template_units.sweep()
         strays = {agent: group for agent, group in _groups() if agent not in known}
         for group in strays.values():
             Leaf(group / LEAF).thaw()
@@ -333,6 +436,30 @@ def _find_program(spec: SandboxSpec) -> None:
     program = spec.command[0]
     if shutil.which(program, mode=os.F_OK, path=spec.env.get("PATH", PROGRAM_PATH)) is None:
         raise NotFound(f"no such command: {program}")
+
+
+def _apart(spec: SandboxSpec) -> SandboxSpec:
+    """The same as the other runtime says it: where no network is named, it has one of its own."""
+    return msgspec.structs.replace(spec, egress=[]) if unit_plan.has_own_network(spec.egress) else spec
+
+
+async def _begin_stub(unit: str, spec: SandboxSpec, places: Places) -> RunningStub:
+    """Once more where an ended unit has the name, as in `_start_unit`."""
+    properties, description = template_unit_plan.stub_properties(spec, places), f"Hive agent {spec.name}"
+    try:
+        await systemd.begin(unit, description, properties, template_unit_plan.STUB, slice_=SLICE)
+    except WrongState:
+        await systemd.forget(unit)
+        await systemd.begin(unit, description, properties, template_unit_plan.STUB, slice_=SLICE)
+    return await unit_handover.wait_for_stub(unit, places.cgroup)
+
+
+async def _has_ended_stub(unit: str, group: Path) -> bool:
+    """Whether there was a stub in it that was not handed over: its helper was killed. It is gone then, unit and all."""
+    if not any(unit_handover.is_stub(pid) for pid in Leaf(group).pids()):
+        return False
+    await _undo(unit, group)
+    return True
 
 
 async def _start_unit(unit: str, spec: SandboxSpec, places: Places, network: Network | None) -> None:

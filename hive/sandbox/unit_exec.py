@@ -49,6 +49,7 @@ async def enter_unit(run: Run, program: EnteredProgram, places: Places) -> Enter
             helper=_helper_unit(),
             stdio=[f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in channels.program],
             terminal=os.ttyname(channels.program[0]) if program.terminal else "",
+            private=_private_of(run.handle) if run.template else None,
         )
         command = unit_plan.command(spec, places, network, filtered, group=group.path.name)
         description = f"A program inside Hive agent {spec.name}"
@@ -82,6 +83,18 @@ def _network_of(run: Run) -> Network:
         return Network(path, os.stat(path).st_ino)
     except OSError:
         raise WrongState("the agent has ended") from None
+
+
+def _private_of(unit: str) -> dict[str, str]:
+    """The directories of this host that systemd has made for a unit with PrivateTmp=. Raises WrongState."""
+    found = {}
+    for target in ("/tmp", "/var/tmp"):
+        # As process 1 sees them: the helper's own /tmp is another.
+        made = next(Path(f"/proc/1/root{target}").glob(f"systemd-private-*-{unit}-*/tmp"), None)
+        if made is None:
+            raise WrongState("the agent has ended, or its /tmp was removed")
+        found[target] = f"/{made.relative_to('/proc/1/root')}"
+    return found
 
 
 def _helper_unit() -> str:

@@ -56,6 +56,8 @@ script, it is handed to it open. A file, not a `-c`: systemd 252 reads its trans
 not as it wrote them where there is a line break, `$` or `;`.
 """
 
+UMASK = 0o077
+
 _ALWAYS: Properties = [
     ("Type", "exec"),
     # The unit stays after a good end too, until the helper has read how it ended.
@@ -71,7 +73,7 @@ _ALWAYS: Properties = [
     ("OOMPolicy", "kill"),
     ("StandardOutput", "journal"),
     ("StandardError", "inherit"),
-    ("UMask", "0077"),
+    ("UMask", f"{UMASK:04o}"),
     ("CapabilityBoundingSet", "CAP_SETUID CAP_SETGID CAP_SETPCAP"),
     ("NoNewPrivileges", "yes"),
     ("ProtectSystem", "strict"),
@@ -174,13 +176,19 @@ def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Pr
         # For every stop of the unit, at shutdown too: a frozen process would not hear SIGTERM.
         ("ExecStop", f'-/bin/sh -c "test ! -d {leaf} || echo 0 >{leaf}/cgroup.freeze"'),
         *_ALWAYS,
-        *_limits(spec.limits),
+        *limits_of(spec.limits),
         *([] if network is None else [("NetworkNamespacePath", network.path)]),
         *_files(places),
     ]
 
 
-def _limits(limits: Limits) -> Properties:
+def always() -> Properties:
+    """The properties that every agent's unit has, whatever its spec says."""
+    return list(_ALWAYS)
+
+
+def limits_of(limits: Limits) -> Properties:
+    """The properties by which systemd keeps these limits."""
     found: list[tuple[str, str]] = []
     if limits.memory_mb is not None:
         found += [("MemoryMax", f"{limits.memory_mb}M"), ("MemorySwapMax", f"{limits.memory_mb}M")]
@@ -197,17 +205,24 @@ def _files(places: Places) -> Properties:
     """Emptied: /run with every service's sockets, Hive's directories, other units' control groups. Put back: the
     agent's home, the directory of agents' sockets (its socket may be made anew at any time, under the same name), and
     its own unit's control group and the script, which only the root step can open."""
-    emptied = [Path("/run"), places.cgroups, places.state, places.runtime]
-    emptied = [path for path in emptied if not any(path.is_relative_to(other) for other in emptied if other != path)]
     return [
-        *(("TemporaryFileSystem", f"{quoted(path)}:ro,mode=0755") for path in dict.fromkeys(emptied)),
-        ("TemporaryFileSystem", "/dev/shm:rw,mode=1777"),
+        *emptied_of(places),
         ("BindPaths", quoted(places.home)),
         ("BindPaths", quoted(places.cgroup)),
         ("BindReadOnlyPaths", quoted(places.sockets)),
         # `ExecStop` has the same mounts, when the script is long gone, and does without.
         ("BindReadOnlyPaths", quoted(f"-{places.root_step}")),
         ("BindReadOnlyPaths", quoted(f"-{places.script}")),
+    ]
+
+
+def emptied_of(places: Places) -> Properties:
+    """The properties that hide what is nobody's business: see `_files`."""
+    emptied = [Path("/run"), places.cgroups, places.state, places.runtime]
+    emptied = [path for path in emptied if not any(path.is_relative_to(other) for other in emptied if other != path)]
+    return [
+        *(("TemporaryFileSystem", f"{quoted(path)}:ro,mode=0755") for path in dict.fromkeys(emptied)),
+        ("TemporaryFileSystem", "/dev/shm:rw,mode=1777"),
         *(("InaccessiblePaths", quoted(f"-{path}")) for path in places.hidden),
     ]
 
@@ -236,14 +251,19 @@ def properties_inside(
     helper: str,
     stdio: list[str],
     terminal: str,
+    private: dict[str, str] | None = None,
 ) -> Properties:
     """The properties of a program inside the agent of `unit`: the same sandbox, that agent's /tmp and IPC, other
     input and output. It is in the agent's control group, so its limits are that unit's, but for open files.
 
     `stdio`: files for stdin, stdout and stderr; `terminal`: the one it has instead, empty for none. `helper`: the
-    service with which it ends, empty where that is none.
+    service with which it ends, empty where that is none. `private`: directories of this host by where the agent has
+    them, for one that was forked: its network is not its unit's, and joined is all of a unit or nothing. IPC is its own
+    then.
     """
     left_out = {"ExecStop", "StandardOutput", "StandardError", "MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
+    if private is not None:
+        left_out.add("PrivateTmp")
     kept = [(name, value) for name, value in properties(spec, places, network) if name not in left_out]
     if terminal:
         streams = [("TTYPath", terminal), *((f"Standard{way}", "tty") for way in ("Input", "Output", "Error"))]
@@ -251,12 +271,15 @@ def properties_inside(
         ways = zip(("Input", "Output", "Error"), stdio, strict=True)
         streams = [(f"Standard{way}", f"file:{path}") for way, path in ways]
     ends_with = [("BindsTo", helper)] if helper else []
-    return [*kept, ("JoinsNamespaceOf", unit), *ends_with, *streams]
+    shared = [("JoinsNamespaceOf", unit)]
+    if private is not None:
+        shared = [("BindPaths", f"{quoted(source)}:{quoted(target)}") for target, source in private.items()]
+    return [*kept, *shared, *ends_with, *streams]
 
 
-def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null") -> str:
+def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null", said: str = "") -> str:
     """The last step, as the agent's user. Anything may be in a value or an argument: systemd reads, shows and keeps
-    none of it, and it is in no list of processes but the agent's own.
+    none of it, and it is in no list of processes but the agent's own. `said`: a line of Hive's into its log.
 
     >>> print(script(["echo", "it's"], {"HOME": "/x y"}), end="")
     unset PWD OLDPWD
@@ -264,7 +287,8 @@ def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null"
     exec echo 'it'"'"'s' </dev/null 3<&-
     """
     variables = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    return "\n".join(["unset PWD OLDPWD", *variables, f"exec {shlex.join(command)} {stdin} 3<&-", ""])
+    told = [f"printf '%s\\n' {shlex.quote(said)} >&2"] if said else []
+    return "\n".join(["unset PWD OLDPWD", *told, *variables, f"exec {shlex.join(command)} {stdin} 3<&-", ""])
 
 
 def has_become_the_agent(cmdline: bytes, root_step: Path) -> bool:

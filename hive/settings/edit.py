@@ -34,7 +34,9 @@ def name_of(text: str) -> Name:
     (Name(section='tenant acme', key='weight'), Name(section='model llama-3.1', key='pin'))
     """
     text = text.strip()
-    section, dot, key = text.rpartition(".") if text.startswith(("model ", "task ")) else text.partition(".")
+    section, dot, key = (
+        text.rpartition(".") if text.startswith(("model ", "task ", "template ")) else text.partition(".")
+    )
     if not (dot and section.strip() and key.strip()):
         raise ValueError("expected SECTION.KEY")
     return Name(" ".join(section.split()), key.strip())
@@ -48,7 +50,7 @@ def row_of(name: Name) -> SettingRow | None:
 
 
 def known_names() -> list[str]:
-    """Every `section.key` there is, those of tenants, models and tasks apart."""
+    """Every `section.key` there is, those of tenants, models, tasks and templates apart."""
     return [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
 
 

@@ -22,6 +22,7 @@ from hive.settings.pool import OLLAMA, REMOTE, ModelRow, as_ollama, slot_id, why
 from hive.settings.rows import SettingRow, rows_of
 from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, Settings, TenantRow
 from hive.settings.tasks import NO_TASK, TASK_NAME, TaskRow, wrong_tasks
+from hive.settings.templates import NO_TEMPLATE, TemplateRow, env_line, why_not_template
 
 QUEUE_TIMEOUT, TENANT_DEFAULT, RATE_DEFAULT = "QUEUE_TIMEOUT_MS", "TENANT_RATE_LIMIT_default", "DEFAULT_RATE_LIMIT"
 """Names of the original specification that are translated."""
@@ -33,9 +34,17 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 DEFAULT_FILE = Path("/etc/hive/hive.conf")
 MODELS_D = "models.d"
 """Directory beside hive.conf with descriptions of models and tasks, in TOML."""
-IN_TOML = ("model", "task")
-"""Kinds of sections that a file of models.d may have."""
-LISTS = {("model", "gpus"): ", ", ("task", "models"): " | ", ("task", "step_down_on"): ", "}
+TEMPLATES_D = "templates.d"
+"""The same of templates."""
+IN_TOML = ("model", "task", "template")
+"""Kinds of sections that a file of these two may have."""
+LISTS = {
+    ("model", "gpus"): ", ",
+    ("task", "models"): " | ",
+    ("task", "step_down_on"): ", ",
+    ("template", "imports"): ", ",
+    ("template", "warm"): ", ",
+}
 """Keys that may be a list of words there, and what stands between these in hive.conf."""
 FILE_MAX_BYTES = 1024 * 1024
 
@@ -96,7 +105,7 @@ def load(
     """
     path = file if file is not None else (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     text = "" if path is None else _text(path)
-    more = [] if path is None else model_files(path.parent / MODELS_D)
+    more = [] if path is None else described_files(path.parent)
     return load_text(text, path=path, env=env, flags=flags, model_files=more)
 
 
@@ -108,13 +117,15 @@ def load_text(
     flags: Mapping[str, object] | None = None,
     model_files: Iterable[Path] = (),
 ) -> Loaded:
-    """`load` where the file's text is already here; `path` only names it in messages. `model_files`: of models.d."""
+    """`load` where the file's text is already here; `path` only names it in messages. `model_files`: of models.d and
+    templates.d."""
     draft = _Draft(str(path) if path is not None else "hive.conf")
     draft.take_file(text)
     for file in model_files:
         for kind, tables in _tables_in(file, draft.problems).items():
             draft.take_tables(kind, tables, str(file))
     draft.check_models()
+    draft.check_templates()
     draft.take_environment(env)
     draft.take_flags(flags or {})
     draft.check_zone()
@@ -124,8 +135,13 @@ def load_text(
     return Loaded(draft.settings(), draft.origins, path)
 
 
+def described_files(directory: Path) -> list[Path]:
+    """The files of models.d, then of templates.d, in the directory of a hive.conf."""
+    return [file for name in (MODELS_D, TEMPLATES_D) for file in model_files(directory / name)]
+
+
 def model_files(directory: Path) -> list[Path]:
-    """The files of models.d, by name: regular ones that end with .toml and do not begin with a dot."""
+    """The files of one of these, by name: regular ones that end with .toml and do not begin with a dot."""
     try:
         found = sorted(directory.iterdir())
         return [path for path in found if path.suffix == ".toml" and path.name[0] != "." and path.is_file()]
@@ -136,8 +152,8 @@ def model_files(directory: Path) -> list[Path]:
 
 
 def _tables_in(file: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """The tables `[model."NAME"]` and `[task."NAME"]` of a file, by kind; what is wrong with it is added to
-    `problems`."""
+    """The tables `[model."NAME"]`, `[task."NAME"]` and `[template."NAME"]` of a file, by kind; what is wrong with it
+    is added to `problems`."""
     try:
         tables = tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
@@ -147,7 +163,7 @@ def _tables_in(file: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
         problems.append(error.message)
         return {}
     for key in tables.keys() - set(IN_TOML):
-        problems.append(f'{file}: [{key}]: expected [model."NAME"] or [task."NAME"] and nothing else')
+        problems.append(f'{file}: [{key}]: expected [model."NAME"], [task."NAME"] or [template."NAME"]')
     found: dict[str, dict[str, Any]] = {}
     for kind in IN_TOML:
         if isinstance(named := tables.get(kind, {}), dict):
@@ -164,7 +180,7 @@ def _line_of(problem: str) -> int:
 
 
 class NamedSection(NamedTuple):
-    """A kind of section that there may be many of, each with a name: `[tenant NAME]`, `[model NAME]`, `[task NAME]`."""
+    """A kind of section that there may be many of, each with a name: `[tenant NAME]`, `[model NAME]` …"""
 
     row: type[msgspec.Struct]
     is_name: Callable[[str], object]
@@ -175,6 +191,7 @@ NAMED = {
     "tenant": NamedSection(TenantRow, is_name, NO_TENANT),
     "model": NamedSection(ModelRow, _MODEL_NAME.fullmatch, NO_MODEL),
     "task": NamedSection(TaskRow, TASK_NAME.fullmatch, NO_TASK),
+    "template": NamedSection(TemplateRow, is_name, NO_TEMPLATE),
 }
 
 
@@ -290,8 +307,7 @@ class _Draft:
         self._named[kind].append(name)
 
     def take_tables(self, kind: str, tables: Mapping[str, Any], where: str) -> None:
-        """The models, or tasks, of one file of models.d: name -> its keys, with the types of TOML. `where` names the
-        file."""
+        """The models, tasks or templates of one file: name -> its keys, with the types of TOML. `where` names it."""
         for name, values in tables.items():
             section, said = f"{kind} {name}", f"{where}: [{kind}.{name!r}]"
             if not isinstance(values, dict):
@@ -311,9 +327,12 @@ class _Draft:
             if row is None:
                 self.problems.append(f"{said} {key}: no such key{_nearest(key, known)}")
                 continue
-            separator = LISTS.get((section.partition(" ")[0], key))
+            kind = section.partition(" ")[0]
+            separator = LISTS.get((kind, key))
             is_list = separator and isinstance(value, list) and all(isinstance(one, str) for one in value)
             try:
+                if (kind, key) == ("template", "env") and isinstance(value, dict):
+                    value = env_line(value)
                 self._values[section][key] = _of_toml(row, separator.join(value) if separator and is_list else value)
             except ValueError:
                 self.problems.append(f"{said} {key}: expected {row.expected}, found {value!r}")
@@ -337,7 +356,12 @@ class _Draft:
             for kind, names in self._named.items()
         }
         return Settings(
-            **sections, tenants=named["tenant"], models=named["model"], tasks=named["task"], fields=self._fields
+            **sections,
+            tenants=named["tenant"],
+            models=named["model"],
+            tasks=named["task"],
+            templates=named["template"],
+            fields=self._fields,
         )
 
     def check_models(self) -> None:
@@ -367,6 +391,16 @@ class _Draft:
             elif is_ollamas and (first := at_ollama.setdefault(as_ollama(values.get("file") or name), name)) != name:
                 aliased = "it has one description, and more names by aliases of [inference]"
                 self.problems.append(f"{said}: it is the model of [model {first}] at Ollama: {aliased}")
+
+    def check_templates(self) -> None:
+        """A template that can never start as it is described is a problem of the file."""
+        for name in self._named["template"]:
+            values, where = self._values[f"template {name}"], self._told[f"template {name}"]
+            key, wrong = why_not_template(values)
+            origin = self.origins.get(f"template {name}.{key}")
+            if key and (origin is None or key in values):  # else it has been said
+                at = where if origin is None else origin.where
+                self.problems.append(f"{at}: [template {name}] {key}: {wrong}")
 
     def check_zone(self) -> None:
         name = self._values["budget"].get("zone")
@@ -518,7 +552,7 @@ def _no_section(section: str, kind: str, target: str) -> str:
         return NAMED[kind].expected
     if target:
         return "no endpoint with fields" + _nearest(target, [EVERYWHERE, *TARGETS])
-    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "model NAME", "task NAME", "fields TARGET"])
+    return "no such section" + _nearest(section, [*SECTIONS, *(f"{kind} NAME" for kind in NAMED), "fields TARGET"])
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -33,14 +33,14 @@ class SettingRow(msgspec.Struct, frozen=True):
         >>> rows_of("inference", InferenceSection)["port"].variables, tenant["weight"].variables
         (['INFERENCE_PORT', 'HIVE_INFERENCE_PORT'], ['TENANT_WEIGHT_acme'])
 
-        Of a model or a task there are none: its name holds what no variable's can.
+        Of a model, a task or a template there are none: the name of the first two holds what no variable's can.
 
         >>> from hive.settings.pool import ModelRow
         >>> rows_of("model qwen3:8b", ModelRow)["pin"].variables
         []
         """
         kind, _, name = self.section.partition(" ")
-        if kind in ("model", "task"):
+        if kind in ("model", "task", "template"):
             return []
         if name:
             return [f"TENANT_{self.key.upper()}_{name}"]

@@ -22,6 +22,7 @@ from hive.settings.meta import setting_meta as _s
 from hive.settings.pool import ModelRow, PoolSection
 from hive.settings.registry import RegistrySection
 from hive.settings.tasks import TaskRow
+from hive.settings.templates import TemplateRow
 
 
 class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +201,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     whisper_program: Annotated[
         str,
         _s(
-            "The hive-runner for Whisper, in an environment of its own (pip install 'hive[whisper]').",
+            "The hive-runner for Whisper, in an environment of its own (in a clone: pip install '.[whisper]').",
             pattern="^/",
             expected="an absolute path",
         ),
@@ -208,7 +209,7 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
     diffusers_program: Annotated[
         str,
         _s(
-            "The hive-runner for diffusers, in an environment of its own (pip install 'hive[diffusers]').",
+            "The hive-runner for diffusers, in an environment of its own (in a clone: pip install '.[diffusers]').",
             pattern="^/",
             expected="an absolute path",
         ),
@@ -744,6 +745,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
     tasks: dict[str, TaskRow] = {}
     """`[task NAME]`."""
+    templates: dict[str, TemplateRow] = {}
+    """`[template NAME]` of hive.conf, and the files of templates.d."""
     fields: dict[str, dict[str, str]] = {}
     """`[fields TARGET]`: field → its line (field_rules.py)."""
 

@@ -55,6 +55,7 @@ class Spec(TypedDict):
     cloud_tokens_per_day: Annotated[
         int | None, Meta(description="Its budget of a day for requests that leave the box; null: what its tier has.")
     ]
+    template: Annotated[str | None, Meta(description="The template it is forked from; fixed when it is created.")]
 
 
 class Capabilities(TypedDict):
@@ -68,7 +69,32 @@ class Capabilities(TypedDict):
     exec: str
 
 
-class AgentView(Spec):
+class HeldRam(TypedDict):
+    """The RAM an agent holds."""
+
+    rss_bytes: Annotated[
+        int | None,
+        Meta(description="`held_bytes`, by its name of before: no sum of RSS, which counts shared pages twice."),
+    ]
+    held_bytes: Annotated[int | None, Meta(description="RAM it holds; null where that is not known.")]
+    held_from: Annotated[
+        str,
+        Meta(
+            description="`cgroup`: what its control group is charged with now, swap cache counted, unused files not;"
+            " `pss`: its processes' PSS, measured at `held_at`; empty where `held_bytes` is not known."
+        ),
+    ]
+    held_at: UnixSeconds | None
+    swap_cached_bytes: Annotated[
+        int | None, Meta(description="Of a charge: has a copy in swap, goes as soon as somebody needs room.")
+    ]
+    pss_bytes: Annotated[
+        int | None, Meta(description="Its last PSS: shared pages divided. Measured anew where one agent is asked for.")
+    ]
+    pss_at: UnixSeconds | None
+
+
+class AgentView(Spec, HeldRam):
     """One agent: what was asked for, how it is, why, and what it costs. Null where that could not be asked."""
 
     id: Annotated[str, Meta(description="32 hex digits; another one for each agent there ever was.")]
@@ -98,7 +124,13 @@ class AgentView(Spec):
     prewarm_note: Annotated[
         str, Meta(description="Why its prompt is not read ahead; empty where it is, or is not to be.")
     ]
-    rss_bytes: Bytes | None
+    template_note: Annotated[
+        str,
+        Meta(
+            description="Why it runs as an ordinary program although it names a template; empty where it does not, "
+            "and in a list."
+        ),
+    ]
     cpu_us: Annotated[int | None, Meta(description="Microseconds of processor time.")]
     processes: int | None
     in_flight: Annotated[int, Meta(description="Its requests the model works on.")]

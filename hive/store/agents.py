@@ -40,11 +40,19 @@ ON CONFLICT (agent_id) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for 
 WHERE {" OR ".join(f"{name} IS NOT excluded.{name}" for name in _LIMITS)}
 """
 _ALL = f"""
-SELECT agents.*, system_prompt, prewarm_on_start, {", ".join(f"agent_limits.{name}" for name in _LIMITS)} FROM agents
+SELECT agents.*, template, system_prompt, prewarm_on_start, {", ".join(f"agent_limits.{name}" for name in _LIMITS)}
+FROM agents
 LEFT JOIN agent_prompts ON agent_prompts.agent_id = agents.id
 LEFT JOIN agent_limits ON agent_limits.agent_id = agents.id
+LEFT JOIN agent_templates ON agent_templates.agent_id = agents.id
 ORDER BY created_at, id
 """
+
+
+_OF_NO_BLOCK = (
+    "NOT EXISTS (SELECT 1 FROM template_uids AS t WHERE uid BETWEEN t.first_uid AND t.first_uid + t.uids - 1)"
+)
+"""The uids of a template's block are its agents' alone (template_uids.py)."""
 
 
 def insert(conn: sqlite3.Connection, agent: Agent) -> None:
@@ -53,12 +61,14 @@ def insert(conn: sqlite3.Connection, agent: Agent) -> None:
         conn.execute(_INSERT, _row(agent))
         _put_prompt(conn, agent)
         _put_limits(conn, agent)
+        if agent.spec.template is not None:
+            conn.execute("INSERT OR REPLACE INTO agent_templates VALUES (?, ?)", (agent.id, agent.spec.template))
     except sqlite3.IntegrityError as error:
         raise _taken(conn, agent) from error
 
 
 def update(conn: sqlite3.Connection, agent: Agent) -> None:
-    """Writes everything of `agent` but its totals and last activity.
+    """Writes everything of `agent` but its totals, its last activity and its template, which is for good.
 
     Raises WrongState where its name or its cid is taken.
     """
@@ -78,6 +88,7 @@ def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
     conn.execute("DELETE FROM agents WHERE id = ?", (agent_id,))
     conn.execute("DELETE FROM agent_prompts WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM agent_limits WHERE agent_id = ?", (agent_id,))
+    conn.execute("DELETE FROM agent_templates WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM messages WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM schedules WHERE agent_id = ?", (agent_id,))
     conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
@@ -120,7 +131,8 @@ def allocate_uid(
     if held is not None:
         return int(held["uid"])
     freed = conn.execute(
-        "SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ? ORDER BY uid",
+        "SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ?"
+        f" AND {_OF_NO_BLOCK} ORDER BY uid",
         (first_uid, freed_before),
     )
     uid = next((int(row[0]) for row in freed if row[0] not in in_use), None)
@@ -168,7 +180,7 @@ def _put_limits(conn: sqlite3.Connection, agent: Agent) -> None:
 def _row(agent: Agent) -> dict[str, object]:
     spec = agent.spec
     kept: dict[str, object] = msgspec.structs.asdict(spec)
-    for field in (*_PROMPT, *_LIMITS):
+    for field in (*_PROMPT, *_LIMITS, "template"):
         del kept[field]
     return {
         "id": agent.id,
@@ -198,6 +210,8 @@ def _agent(row: sqlite3.Row) -> Agent:
     if row["prewarm_on_start"] is not None:  # else it has no row among the prompts
         prompt, ahead = row["system_prompt"], bool(row["prewarm_on_start"])
         spec = msgspec.structs.replace(spec, system_prompt=prompt, prewarm_on_start=ahead)
+    if row["template"] is not None:
+        spec = msgspec.structs.replace(spec, template=row["template"])
     limits = {name: row[name] for name in _LIMITS if row[name] is not None}
     if limits:
         cloud = {"cloud": CloudUse(limits["cloud"])} if "cloud" in limits else {}

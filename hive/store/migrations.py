@@ -484,6 +484,22 @@ ALTER TABLE usage_weeks ADD COLUMN pixel_steps INTEGER NOT NULL DEFAULT 0;
 """`amount`: of the row's `unit`, where that is not tokens; `work`: of images, the pixels of all their steps. The sums
 are whole numbers, as they are also subtracted."""
 
+_TEMPLATES = """
+CREATE TABLE agent_templates (
+    agent_id TEXT PRIMARY KEY,
+    template TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE template_uids (
+    first_uid INTEGER PRIMARY KEY,
+    uids INTEGER NOT NULL,
+    template TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    UNIQUE (template, owner)
+) STRICT;
+"""
+"""The template of an agent is part of its spec, in a table of its own as older code knows no such field. `first_uid`,
+`uids`: the block of a template; its first and its last one are held in `uids`, so that older code passes over it."""
+
 STEPS: tuple[str, ...] = (
     _FIRST,
     _CIDS,
@@ -508,6 +524,7 @@ STEPS: tuple[str, ...] = (
     _ADAPTERS_LOADED,
     _JOB_TURNS,
     _UNITS,
+    _TEMPLATES,
 )
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""

@@ -28,7 +28,7 @@ import msgspec
 
 from hive.domain import ALIVE, AgentStatus, SleepDepth
 from hive.errors import HiveError
-from hive.store import agents, explain, plain_file, runtime_settings
+from hive.store import agents, explain, plain_file, runtime_settings, template_uids
 
 log = logging.getLogger("hive.store")
 
@@ -93,6 +93,8 @@ TABLES = {
         "agent_id",
         _as_they_are("agent_id", "cloud", "tokens_per_day", "tokens_per_month", "cloud_tokens_per_day"),
     ),
+    "agent_templates": _Table("agent_id", _as_they_are("agent_id", "template")),
+    "template_uids": _Table("first_uid", _as_they_are("first_uid", "uids", "template", "owner")),
     "api_tokens": _Table("id", _TOKEN),
     "op_nonces": _Table("nonce", _as_they_are("nonce", "operation", "approved_by", "used_at", "keep_until")),
     "runtime_settings": _Table(
@@ -272,6 +274,8 @@ def put_back(conn: sqlite3.Connection, rows: dict[RowKey, RowDict | None], *, no
             _put_agent(conn, row, now)
         else:
             _upsert(conn, table, row, row)
+        if table == "template_uids":
+            template_uids.mark(conn, row["template"], template_uids.UidBlock(row["first_uid"], row["uids"]))
 
 
 def _put_agent(conn: sqlite3.Connection, row: RowDict, now: float) -> None:

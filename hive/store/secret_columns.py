@@ -43,6 +43,7 @@ TABLES: Mapping[str, Columns] = {
     ),
     "agent_limits": _columns("agent_id cloud tokens_per_day tokens_per_month cloud_tokens_per_day"),
     "agent_prompts": _columns("agent_id prewarm_on_start", secret="system_prompt"),
+    "agent_templates": _columns("agent_id template"),
     "api_tokens": _columns(
         "id name role created_by created_at expires_at revoked_at last_used_at",
         secret="digest",
@@ -78,6 +79,7 @@ TABLES: Mapping[str, Columns] = {
     "runtime_settings": _columns("key value actor updated_at"),
     "schedules": _columns("id agent_id at every_s clock note actor created_at last_at last_outcome"),
     "schema_steps": _columns("number hive taken_at"),
+    "template_uids": _columns("first_uid uids template owner"),
     "uids": _columns("uid agent_id freed_at"),
     "usage_days": _SUMS,
     "usage_hours": _SUMS,

@@ -46,6 +46,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens_out: int
     tokens_per_s: float | None
     rss_bytes: int | None
+    """`held_bytes` of the API's answer, by the name that scripts of before know."""
     saved_bytes: int | None
     idle_s: float | None
     since: float
@@ -55,6 +56,8 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wakes: int | None
     pauses: int | None
     budget_percent: int | None = None
+    held_bytes: int | None = None
+    held_at: float | None = None
 
 
 class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +248,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requests: int
     tokens_in: int
     tokens_out: int
-    rss_bytes: int | None
+    held_bytes: int | None
     swap_bytes: int | None
     last_active_at: float | None
     since: float
@@ -256,6 +259,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wakes: int
     pauses: int
     budget_percent: int | None = None
+    held_at: float | None = None
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -414,7 +418,9 @@ def _agent(view: View, now: float, before: AgentLine | None, elapsed_s: float, i
         tokens_per_s=None
         if before is None
         else rate(before.tokens_out, view.tokens_out, elapsed_s, before.tokens_per_s),
-        rss_bytes=view.rss_bytes,
+        rss_bytes=view.held_bytes,
+        held_bytes=view.held_bytes,
+        held_at=view.held_at,
         saved_bytes=view.swap_bytes if view.depth != SleepDepth.AWAKE else 0,
         idle_s=idle_of(now=now, last_active_at=view.last_active_at, busy=busy),
         since=view.since,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hive.terminal_text import shares
-from hive.tui.cells import fit, one_line, some
+from hive.tui.cells import fit, one_line, some, span
 from hive.tui.charts import SCALE, short, stretched, with_scale
 from hive.tui.lines import Line, LinePart, line
 
@@ -22,10 +22,24 @@ class ModelUse(msgspec.Struct, frozen=True):
     requests: int
     tokens_in: int
     tokens_out: int
+    audio_s: float = 0.0
+    images: int = 0
 
     @property
     def tokens(self) -> int:
         return self.tokens_in + self.tokens_out
+
+    @property
+    def said(self) -> str:
+        """Words for its use, in the units of its work.
+
+        >>> ModelUse("ear", 2, 0, 0, audio_s=88.8).said, ModelUse("eye", 1, 0, 0, images=2).said
+        ('audio 1m28s', '2 images')
+        """
+        sound = [f"audio {span(self.audio_s)}"] if self.audio_s else []
+        sound += [some(self.images, "image")] if self.images else []
+        tokens = [f"tokens {self.tokens_in} in, {self.tokens_out} out"] if self.tokens or not sound else []
+        return ", ".join(tokens + sound)
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -51,12 +65,13 @@ def use_of(by_hour: Mapping[str, Any], by_model: Mapping[str, Any], now: float) 
     tokens = {row["hour"]: row["tokens_in"] + row["tokens_out"] for row in by_hour["hours"]}
     last = int(now) // HOUR_S * HOUR_S
     models = [
-        ModelUse(row["model"], row["requests"], row["tokens_in"], row["tokens_out"]) for row in by_model["models"]
+        ModelUse(row["model"], *(row.get(field, 0) for field in ModelUse.__struct_fields__[1:]))
+        for row in by_model["models"]
     ]
     return Use(
         is_metered=by_hour["token_tracking"],
         hours=[tokens.get(last - HOUR_S * ago, 0) for ago in range(HOURS - 1, -1, -1)],
-        models=sorted(models, key=lambda found: (-found.tokens, found.model)),
+        models=sorted(models, key=lambda found: (-found.tokens, -found.audio_s, -found.images, found.model)),
     )
 
 
@@ -88,10 +103,7 @@ def model_lines(use: Use | None, width: int, room: int, *, unicode: bool) -> lis
     if use is None or not use.models:
         return []
     shown, left = (use.models, []) if len(use.models) <= room else (use.models[: room - 1], use.models[room - 1 :])
-    said = [
-        f" {some(found.requests, 'request'):>13}, tokens {found.tokens_in} in, {found.tokens_out} out"
-        for found in shown
-    ]
+    said = [f" {some(found.requests, 'request'):>13}, {found.said}" for found in shown]
     wide = max(0, min(40, width - _NAME - 2 - max((len(text) for text in said), default=0)))
     most = max(found.tokens for found in use.models)
     lines = []

@@ -20,10 +20,10 @@ RANKS = {"error": 0, "running": 2, "paused": 3, "created": 4, "stopped": 4}
 def cells(view: Row) -> tuple[str, ...]:
     """The cells of one agent, in the order of HEADS; a dash for what is not known.
 
-    >>> cells({"name": "ann", "status": "paused", "depth": "light", "brief": "deep in 9 s", "rss_bytes": 3 << 20})
+    >>> cells({"name": "ann", "status": "paused", "depth": "light", "brief": "deep in 9 s", "held_bytes": 3 << 20})
     ('ann', 'paused', 'light', 'deep in 9 s', '0', '0', '3 MiB', '–')
     """
-    rss, wake = _number(view, "rss_bytes"), view.get("last_wake_ms")
+    held, wake = _number(view, "held_bytes"), view.get("last_wake_ms")
     return (
         str(view.get("name", "?")),
         str(view.get("status", "?")),
@@ -31,7 +31,7 @@ def cells(view: Row) -> tuple[str, ...]:
         str(view.get("brief") or ""),
         f"{_number(view, 'requests'):.0f}",
         f"{_number(view, 'tokens_in') + _number(view, 'tokens_out'):.0f}",
-        f"{rss / (1 << 20):.0f} MiB" if rss else "–",
+        f"{held / (1 << 20):.0f} MiB" if held else "–",
         f"{wake:.1f} ms" if isinstance(wake, int | float) else "–",
     )
 

@@ -45,6 +45,25 @@ def test_what_is_admitted_counts_until_it_is_back() -> None:
     assert admitted(line, 700 - 300 + 160, 10.0 + lasts_s) == ["b"]
 
 
+def test_no_memory_is_held_for_a_turn_that_waits_for_its_model() -> None:
+    line = line_of(("a", 300, Tier.MEDIUM), ("b", 300, Tier.MEDIUM))
+    assert admitted(line, 700, 10.0) == ["a"]
+    assert admitted(line, 600, 10.1) == []
+    assert line.coming() == ["a"]
+    line.waits_for_model("a")
+    assert (line.coming(), line.outstanding_bytes(10.1)) == ([], 0)
+    assert admitted(line, 600, 10.1) == ["b"]
+
+
+def test_where_nothing_fits_a_turn_at_the_model_makes_no_other_one_go() -> None:
+    """Else every wake would be let in as soon as the one before has asked its model, whatever memory there is."""
+    line = line_of(("a", 300, Tier.MEDIUM), ("b", 300, Tier.MEDIUM))
+    assert admitted(line, 100, 10.0) == ["a"]
+    line.waits_for_model("a")
+    assert admitted(line, 100, 10.1) == []
+    assert admitted(line, 100, 10.0 + 300 * MIB / REFAULT_BYTES_PER_S) == ["b"]
+
+
 def test_an_otherwise_empty_machine_blocks_nobody() -> None:
     line = line_of(("huge", 100_000, Tier.LOW))
     assert admitted(line, 0, 1.0) == ["huge"]

@@ -14,7 +14,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import NotSupported
 from hive.link.helper import Stat
-from hive.link.messages import Open, Refused
+from hive.link.messages import Activity, Open, Refused
 from tests.fakes.agent_world import VirtualLoop
 from tests.fakes.many_agents import MIB, ManyWorld
 
@@ -195,6 +195,43 @@ def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: V
     assert tiers[5:] == sorted(tiers[5:], key=[Tier.HIGH, Tier.MEDIUM, Tier.LOW].index)
 
 
+def test_whose_working_set_is_recorded_needs_no_more_than_that(loop: VirtualLoop) -> None:
+    """Room for five of all their memory, for twenty of what they use of it: 12 MiB and the margin of 8 each."""
+    world, lives = twenty(loop, total_mb=600 + 256 + 20 * 20)
+    for held in world.helper.held.values():
+        held.working_set = 12 * MIB
+    loop.run_until_complete(world.roster.reconcile())
+    calls = Calls(loop, lives)
+    assert [life for life in lives if world.roster.line.why(life.agent.id)] == []
+    loop.spend(2)
+    assert len(calls.in_time) == 20
+    assert world.helper.least_available >= 256 * MIB
+
+
+def test_what_a_page_out_tells_of_the_working_set_is_what_the_next_wake_waits_for(loop: VirtualLoop) -> None:
+    world, lives = twenty(loop, total_mb=600)
+    first, second, *_ = lives
+    Calls(loop, [first])
+    world.helper.held[second.agent.id].working_set = 12 * MIB
+    loop.run_until_complete(second.resume("uid:0"))
+    loop.run_until_complete(second.pause(timeout_s=1, now=True, actor="uid:0", deep=True))
+    Calls(loop, [lives[2], second])
+    loop.spend(0.01)
+    assert "needs 20 MiB" in world.roster.line.why(second.agent.id)
+
+
+def test_a_turn_that_waits_for_its_model_holds_no_memory_from_others(loop: VirtualLoop) -> None:
+    """270 MiB would be held for it for 1.8 s."""
+    world, lives = twenty(loop, total_mb=600 + 256 + 2 * 270 + 110)
+    world.helper.held[lives[0].agent.id].working_set = 0  # it touches nothing more: its memory was not needed
+    calls = Calls(loop, lives[:3])
+    loop.spend(0.2)
+    assert len(calls.answered) == 2
+    world.gates.seen = {lives[0].agent.id: Activity(in_flight=1)}
+    loop.spend(0.5)
+    assert len(calls.answered) == 3
+
+
 def test_without_knowing_the_memory_all_come_back_at_once(loop: VirtualLoop) -> None:
     """The reason for the line: the same twenty on the same host, whose kernel does not say what is available."""
     world, lives = twenty(loop, total_mb=600 + 256 + 5 * 270)
@@ -295,11 +332,11 @@ def said(loop: VirtualLoop, sleeper: Sleeper, life: AgentLifecycle, stat: Stat |
 def test_the_sentence_says_what_the_agent_costs_now(loop: VirtualLoop, world: ManyWorld) -> None:
     sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
     life = loop.do(world.add, "bob")
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=5)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=5)
     assert said(loop, sleeper, life, stat) == "awake: 300 s until idle; costs 120 MiB of RAM"
     assert said(loop, sleeper, life, None) == "awake: 300 s until idle"
     deep = loop.do(world.sleeper, "deep")
-    stat = Stat(state="frozen", rss_bytes=30 * MIB, swap_bytes=270 * MIB)
+    stat = Stat(state="frozen", held_bytes=30 * MIB, swap_bytes=270 * MIB)
     assert said(loop, sleeper, deep, stat).endswith("; costs 30 MiB of RAM, 270 MiB of swap")
 
 
@@ -309,7 +346,7 @@ def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: Vi
     loop.spend(25)
     loop.run_until_complete(outcome_of(sleeper.check()))
     loop.spend(2)
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
 
 
@@ -322,7 +359,7 @@ def test_how_much_it_computed_long_ago_is_not_what_it_costs_now(loop: VirtualLoo
         loop.spend(1)
         world.helper.held[life.agent.id].cpu_us = cpu_us
         loop.run_until_complete(outcome_of(sleeper.check()))
-    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
+    stat = Stat(state="running", held_bytes=120 * MIB, cpu_us=500_000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 50.0 % of a core")
     loop.spend(1000)
     assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM")

@@ -77,9 +77,9 @@ def test_cpu_time_is_not_asked_for_while_the_agent_is_far_from_idle(night: Night
     asked: list[float] = []
     stat = night.world.helper.stat
 
-    async def counted(agents: list[str]) -> dict[str, Stat]:
+    async def counted(agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         asked.append(round(night.loop.time() - 1000))
-        return await stat(agents)
+        return await stat(agents, pss=pss)
 
     night.world.helper.stat = counted  # type: ignore[method-assign]
     night.loop.spend(16)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.agents.spec import PROMPT_MAX_BYTES, check, check_toml, find_program, from_toml, to_toml
-from hive.domain import AgentSpec, RestartPolicy, Tier
+from hive.domain import AgentSpec, DockerSpec, RestartPolicy, RuntimeKind, Tier
 from hive.errors import BadRequest
 
 
@@ -120,6 +120,46 @@ def test_a_program_that_cannot_be_run_says_why(tmp_path: Path) -> None:
     assert "chmod" in caught.value.hint
     with pytest.raises(BadRequest, match="is a directory"):
         check(AgentSpec(name="a", command=[str(tmp_path)]))
+
+
+SCRIPTS: list[list[str]] = [
+    ["-m", "agent", "-v"],
+    ["-c", "print(1)"],
+    ["python3", "-m", "agent"],
+    ["python", "-O", "/a"],
+]
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_the_command_of_a_templates_agent_is_for_its_interpreter(command: list[str]) -> None:
+    """The daemon alone knows which interpreter that is: no name is looked up here."""
+    spec = AgentSpec(name="a", command=command, template="lg")
+    assert check(spec) == spec
+
+
+def test_the_script_of_a_templates_agent_is_there_and_any_other_program_too(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text("")
+    for command in ([str(script), "-v"], ["python", str(script)]):
+        assert check(AgentSpec(name="a", command=command, template="lg")).command == command
+    assert check(AgentSpec(name="a", command=["sh"], template="lg")).command[0] in ("/usr/bin/sh", "/bin/sh")
+    (tmp_path / "directory.py").mkdir()
+    for command, said in (
+        (["agent.py"], "'agent.py' is relative"),
+        (["python", "agent.py"], "'agent.py' is relative"),
+        ([f"{tmp_path}/gone.py"], "there is no"),
+        ([f"{script}/x.py"], "there is no"),
+        ([f"{tmp_path}/directory.py"], "is a directory"),
+        ([], "command: empty"),
+        (["/nowhere/node", "x.js"], "no such program"),
+        (["-c", "a\0b"], "contains a NUL"),
+        (["-c", "x" * 200_000], "longer than"),
+    ):
+        with pytest.raises(BadRequest, match=said):
+            check(AgentSpec(name="a", command=command, template="lg"))
+    docker = {"runtime": RuntimeKind.DOCKER, "docker": DockerSpec(image="debian:12")}
+    with pytest.raises(BadRequest, match="template: the runtime is docker"):
+        check(AgentSpec(**{"name": "a", "template": "lg", **docker}))  # type: ignore[arg-type]
 
 
 def test_the_keys_of_the_original_specification_are_accepted() -> None:

@@ -51,6 +51,7 @@ from hive.settings.adapters import AdaptersSection
 from hive.settings.pool import ModelRow
 from hive.settings.table import Settings
 from hive.settings.tasks import TaskRow
+from hive.settings.templates import TemplateRow
 from hive.slots.model_slots import ModelSlots
 from hive.store import job_turns, jobs, usage
 from hive.store.database import Database
@@ -206,7 +207,9 @@ class Contained(Box):
         tasks = {"plan": TaskRow(models="meta/tiny | second")}
         # without a file no server is ever started
         adapters = AdaptersSection(dir=str(self.adapters.beneath), keys_dir=str(self.adapters.keys.keys_dir))
-        settings = msgspec.structs.replace(settings, models=models, tasks=tasks, adapters=adapters)
+        templates = {"oa": TemplateRow(python="/usr/bin/sleep", imports="openai", env="A=1", owner="acme")}
+        given = {"models": models, "tasks": tasks, "adapters": adapters, "templates": templates}
+        settings = msgspec.structs.replace(settings, **given)
         api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()

@@ -148,6 +148,13 @@ IN_ORDER = [
     Asked("task_route", {"task": "task:plan"}),
     Asked("task_route", {"task": "plan"}, {"agent": "awake"}),
     Asked("task_route", {"task": "plan"}, {"agent": "nobody"}, status=404),
+    Asked("templates"),
+    Asked("template", {"template": "oa"}),
+    Asked("template", {"template": "nobody"}, status=404),
+    Asked("restart_template", {"template": "oa"}, status=501),  # this helper runs none
+    Asked("restart_template", {"template": "nobody"}, status=404),
+    Asked("create", body={**SPEC, "name": "forked", "template": "nobody"}, status=400),
+    Asked("create", body={**SPEC, "name": "forked", "template": "oa"}, status=403),  # another tenant's
     Asked("prompts"),
     Asked("route", query={"model": "hive-demo"}),
     Asked("route", query={"model": "gpt-9", "tier": "low"}),

@@ -13,9 +13,9 @@ ACTS = (
     "access apply ask_lease begin_job cancel_job cancel_request cancel_schedule change_cloud change_config create "
     "create_token delete_responses drop_message end_lease exec flush_cache keep_awake load_adapter load_model "
     "pause pin_model pull_adapter pull_model query_database refresh_models release_job remove remove_adapter "
-    "remove_many remove_model renew_lease restart resume revoke_key revoke_token runner_flush runner_load "
-    "runner_load_adapter runner_unload schedule send shutdown start stop switch tokens trust_key unload_adapter "
-    "unload_model unpin_model"
+    "remove_many remove_model renew_lease restart restart_template resume revoke_key revoke_token runner_flush "
+    "runner_load runner_load_adapter runner_unload schedule send shutdown start stop switch tokens trust_key "
+    "unload_adapter unload_model unpin_model"
 )
 """Of the orders, as the audit table has them since its beginning: filters and reports go by them."""
 

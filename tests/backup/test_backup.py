@@ -29,7 +29,18 @@ from hive.cli.main import main
 from hive.domain import Agent, AgentSpec, DeploymentState
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.files.backup_contents import DATABASE, RESPONSES, SECRET_NAMES, HiveFiles, installed, of_up, place_of
-from hive.files.layout import CONF_FILE, MODELS_D, POLICY_FILE, RULES_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.files.layout import (
+    CONF_FILE,
+    MODELS_D,
+    POLICY_FILE,
+    RULES_FILE,
+    SECRETS,
+    STATE,
+    TARGET,
+    TEMPLATES_D,
+    UNITS,
+    Layout,
+)
 from hive.files.secrets import SECRETS as ALL_SECRETS
 from hive.files.secrets import generate
 from hive.install import conf_file
@@ -457,6 +468,30 @@ def test_descriptions_of_models_come_back_and_those_that_came_later_go_aside(box
     assert not later.exists()
     kept = {path.name.partition(".before")[0] for path in done.kept if path.parent == later.parent}
     assert kept == {"first.toml", "later.toml"}
+
+
+def test_descriptions_of_templates_come_back_as_those_of_models_do(box: HiveFiles, tmp_path: Path) -> None:
+    assert box.layout is not None
+    first = box.layout.at(TEMPLATES_D) / "first.toml"
+    first.parent.mkdir()
+    first.write_text("[template.lg]\npython = '/venv'\nimports = 'json'\n")
+    model_file(box, "first.toml")
+    before = tree_of(box)
+    manifest = backup(box, tmp_path / "b.tar", with_secrets=False)
+    assert {"models.d/first.toml", "templates.d/first.toml"} <= {packed.name for packed in manifest.files}
+    first.unlink()
+    first.parent.rmdir()
+    restore(box, tmp_path / "b.tar")
+    assert tree_of(box) == before
+    assert leftovers(box) == []
+    later = first.with_name("later.toml")
+    later.write_text("[template.later]\npython = '/venv'\nimports = 'json'\n")
+    restore(box, tmp_path / "b.tar")
+    assert not later.exists()
+    first.write_text("[template.lg]\n")
+    backup(box, tmp_path / "c.tar", with_secrets=False)
+    with pytest.raises(BadRequest, match=r"templates.d/first.toml: .*python: missing"):
+        restore(box, tmp_path / "c.tar")
 
 
 def test_descriptions_of_models_come_back_where_there_were_none(box: HiveFiles, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hive.cli import audit, backend, bench, prompts, queue, secrets, token
+from hive.cli import audit, backend, bench, prompts, queue, secrets, template, token
 from hive.cli.agents import mail
 from hive.cli.terminal import fitted
 
@@ -99,6 +99,20 @@ SECRET = [
     "hive-redis.service, hive-daemon.service",
     "The first administrator's token at the API on TCP.",
 ]
+TEMPLATE = {
+    "name": "langgraph",
+    "owner": "team-a",
+    "state": "failed",
+    "why": "template langgraph does not start: its imports started threads",
+    "agents": ["alice"],
+    "older": ["alice"],
+    "named_by": ["alice", "bob"],
+    "held_bytes": 80 << 20,
+    "shared_bytes": 70 << 20,
+    "saved_bytes": -(80 << 20),
+    "packages_at": NOW - 7300,
+    "is_stale": True,
+}
 TABLES: dict[str, Callable[[], str]] = {
     "audit": lambda: audit._table([AUDIT]),
     "backends": lambda: backend._listed([BACKEND]),
@@ -107,6 +121,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tokens": lambda: token._listed([TOKEN], NOW),
     "prompts": lambda: prompts._listed({"prompts": [PROMPT]}),
     "queue": lambda: queue._listed(QUEUE),
+    "templates": lambda: template._listed([TEMPLATE]),
     "secrets": lambda: secrets._listed([SECRET]),
 }
 
@@ -139,6 +154,13 @@ def test_a_terminal_gets_what_fits_in_colour(terminal: Callable[[int], None], mo
     assert "\x1b" not in fitted(HEADERS, ROWS, drop=["RAM"], prose="WHY", colour=red)
 
 
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colours have a length, and no width."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("name", TABLES)
 def test_no_table_wraps_on_a_terminal_of_80_columns(terminal: Callable[[int], None], name: str) -> None:
     """Of all tables only that of `hive ps` knew how wide the terminal is."""
@@ -150,6 +172,7 @@ def test_no_table_wraps_on_a_terminal_of_80_columns(terminal: Callable[[int], No
     assert len(lines) == len(whole.splitlines())
 
 
+@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("name", TABLES)
 def test_on_a_wide_terminal_nothing_is_left_out(terminal: Callable[[int], None], name: str) -> None:
     whole = TABLES[name]()

@@ -296,7 +296,7 @@ def test_who_may_not_ask_and_a_daemon_that_hangs_have_one_too() -> None:
 
 
 WHERES = (Where(), BOX, Where(composed=True), Where(option=" --state-dir /s", files=" --state-dir /s"))
-FACTS = {"path": "/s", "at": "/r", "service": "redis", "name": "hive-redis"}
+FACTS = {"path": "/s", "at": "/r", "service": "redis", "name": "hive-redis", "template": "lg"}
 
 
 def every_command() -> set[str]:

@@ -24,6 +24,8 @@ ALICE = {
     "tenant": "default",
     "model": None,
     "runtime": "process",
+    "held_at": None,
+    "held_bytes": 90 * 1024 * 1024,
     "in_flight": 1,
     "parked": 0,
     "requests": 0,

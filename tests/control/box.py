@@ -160,7 +160,7 @@ class Box:
     # Asked of the services, as the handlers of hive/api do --------------------------------------------------------
 
     async def view(self, ref: str) -> dict[str, Any]:
-        return dict(await self.services.agent_views.of(self.life(ref)))
+        return dict(await self.services.agent_views.of(self.life(ref), pss=True))
 
     async def start(self, ref: str, actor: str) -> dict[str, Any]:
         await self.life(ref).start(actor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import time
@@ -49,6 +50,25 @@ async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: B
     assert (environment["HIVE_AGENT"], environment["HIVE_AGENT_PORT"]) == ("bob", "9000")
     assert (environment["HIVE_MODEL"], environment["HIVE_DIALECT"], environment["MINE"]) == ("llama3.2", "openai", "1")
     await until(lambda: box.output("bob").path.read_text() == "up\n")
+
+
+NODE = shutil.which("node")
+SAYS_OPTIONS = """
+require("fs").writeFileSync("environment", `HIVE_AGENT=\nNODE_OPTIONS=${process.env.NODE_OPTIONS}\n`);
+setTimeout(() => 0, 1e6);
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node here")
+@pytest.mark.parametrize("set_by_operator", [None, "--max-old-space-size=64", ""])
+async def test_node_keeps_its_space_for_the_young_small_unless_its_operator_says_otherwise(
+    box: Box, set_by_operator: str | None
+) -> None:
+    await box.everything()
+    env = {} if set_by_operator is None else {"NODE_OPTIONS": set_by_operator}
+    view = await box.create(command=["node", "-e", SAYS_OPTIONS], env=env)
+    expected = "--max-semi-space-size=1" if set_by_operator is None else set_by_operator
+    assert (await box.environment(view["id"]))["NODE_OPTIONS"] == expected
 
 
 async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
@@ -336,8 +356,8 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
     helper, seen, started = type(box.services.effects.helper), asyncio.Event(), asyncio.Event()
     ask = helper.stat
 
-    async def late(*arguments: Any) -> Any:
-        stats = await ask(*arguments)
+    async def late(*arguments: Any, **options: Any) -> Any:
+        stats = await ask(*arguments, **options)
         seen.set()
         await started.wait()
         return stats

@@ -36,6 +36,7 @@ NOT_STARTED = condition("backend_not_started", why="exited with 1")
         ({"not_started": NOT_STARTED, "backend": msgspec.structs.replace(DOWN, up=True)}, []),
         ({"backend": DOWN}, ["backend_down"]),
         ({"costly": {"m": 0.1, "n": 0.2}}, ["speculation_costs"]),
+        ({"templates_failed": {"lg": "its imports started threads"}}, ["template_failed"]),
         ({"backend": msgspec.structs.replace(DOWN, kind=BackendKind.DEMO)}, ["demo_backend_down"]),
     ],
 )

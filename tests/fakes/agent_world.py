@@ -303,10 +303,11 @@ class Sandbox:
             cpu_us=self.cpu_us,
             exit_code=self.exit_code,
             rss_bytes=self.HOLDS - self.swap_bytes if self.state != "gone" else 0,
+            held_bytes=self.HOLDS - self.swap_bytes if self.state != "gone" else None,
             swap_bytes=self.swap_bytes if self.state != "gone" else 0,
         )
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         found: dict[str, Stat] = await self.wire.ask(lambda: {self.world.agent_id: self.truth()})
         return found
 

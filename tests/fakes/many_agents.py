@@ -34,6 +34,7 @@ class Held:
         self.holds = holds
         self.resident = holds
         self.cpu_us = 0
+        self.working_set: int | None = None
 
 
 class Host:
@@ -84,9 +85,10 @@ class Host:
 
     def _touch(self, held: Held) -> None:
         """It goes on touching what is not there yet, for as long as it runs."""
-        if held.state != "running" or held.resident == held.holds:
+        used = held.holds if held.working_set is None else held.holds // 10 + held.working_set
+        if held.state != "running" or held.resident >= used:
             return
-        held.resident = min(held.holds, held.resident + int(BACK_BYTES_PER_S * STEP_S))
+        held.resident = min(used, held.resident + int(BACK_BYTES_PER_S * STEP_S))
         self.least_available = min(self.least_available, self.available or 0)
         asyncio.get_running_loop().call_later(STEP_S, self._touch, held)
 
@@ -95,7 +97,13 @@ class Host:
         await asyncio.sleep(self.page_out_s)
         held = self.held[agent]
         held.resident = held.holds // 10
-        return PagedOut(took_ms=1.0, kept_bytes=held.resident, swap_bytes=held.holds - held.resident, how="madvise")
+        return PagedOut(
+            took_ms=1.0,
+            kept_bytes=held.resident,
+            swap_bytes=held.holds - held.resident,
+            how="madvise",
+            working_set_bytes=held.working_set,
+        )
 
     async def remove(self, agent: str) -> None:
         self.held.pop(agent, None)
@@ -105,9 +113,17 @@ class Host:
         if held is None:
             return Stat(state="gone")
         swap = held.holds - held.resident
-        return Stat(state=held.state, pid=1, cpu_us=held.cpu_us, rss_bytes=held.resident, swap_bytes=swap)
+        return Stat(
+            state=held.state,
+            pid=1,
+            cpu_us=held.cpu_us,
+            rss_bytes=held.resident,
+            held_bytes=held.resident,
+            swap_bytes=swap,
+            working_set_bytes=held.working_set,
+        )
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         self.log.append(("stat", str(len(agents))))
         return {agent: self.truth(agent) for agent in agents or self.held}
 

@@ -42,7 +42,7 @@ class PlayedProcess:
     def stat(self, snapshot: ProcessTable) -> Stat:
         rss, swap = (KEPT_BYTES, SWAP_BYTES) if self._is_deep else (AWAKE_BYTES, 0)
         found = self._running.stat(snapshot)
-        return msgspec.structs.replace(found, rss_bytes=rss, swap_bytes=swap, limits=self._limits)
+        return msgspec.structs.replace(found, held_bytes=rss, swap_bytes=swap, limits=self._limits)
 
 
 class PlayedRuntime(ProcessRuntime):

@@ -11,11 +11,13 @@ from hive.files.config_readers import unreadable
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    conf, models = tmp_path / "hive.conf", tmp_path / "models.d"
+    conf, models, templates = tmp_path / "hive.conf", tmp_path / "models.d", tmp_path / "templates.d"
     conf.write_text("")
-    models.mkdir(mode=0o755)
+    for directory in (models, templates):
+        directory.mkdir(mode=0o755)
     (models / "a.toml").write_text("")
-    for path in (conf, models / "a.toml"):
+    (templates / "b.toml").write_text("")
+    for path in (conf, models / "a.toml", templates / "b.toml"):
         path.chmod(0o644)
     return conf
 
@@ -26,7 +28,13 @@ def test_nothing_is_said_of_what_all_may_read_nor_of_what_is_no_file_of_models(c
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "bits"), [("hive.conf", 0o640, "r"), ("models.d/a.toml", 0o600, "r"), ("models.d", 0o754, "rx")]
+    ("name", "mode", "bits"),
+    [
+        ("hive.conf", 0o640, "r"),
+        ("models.d/a.toml", 0o600, "r"),
+        ("models.d", 0o754, "rx"),
+        ("templates.d/b.toml", 0o600, "r"),
+    ],
 )
 def test_what_others_may_not_read_is_told_with_the_command_that_changes_it(
     conf: Path, name: str, mode: int, bits: str

@@ -1,4 +1,4 @@
-"""A short run of each fuzz target from the kept corpus; HIVE_FUZZ_SECONDS makes it longer, as .ci/run does."""
+"""A short run of each fuzz target from the kept corpus; HIVE_FUZZ_SECONDS makes it longer. `.ci/run` adds minutes."""
 
 from __future__ import annotations
 

@@ -161,6 +161,14 @@ def test_zram_is_turned_on_and_off_again() -> None:
 
 
 @pytest.mark.root
+def test_neighbours_are_read_from_swap_as_before_where_a_disk_is_in_use() -> None:
+    before = zram.PAGE_CLUSTER.read_text()
+    with file_swap(16):
+        assert zram.read_single_pages() is None
+        assert zram.PAGE_CLUSTER.read_text() == before
+
+
+@pytest.mark.root
 @pytest.mark.parametrize(("size_bytes", "algorithm"), [(4096, None), (32 * MIB, "nonsense"), (2**63, "lzo")])
 def test_what_the_kernel_refuses_leaves_no_device(size_bytes: int, algorithm: str | None) -> None:
     with alone():

@@ -54,7 +54,7 @@ from hive.settings.table import Paths, Settings
 async def main():
     paths = Paths(Path("/var/lib/hive"), Path("/run/hive"))
     runtime = UnitRuntime(paths, Settings().sandbox, log_max_bytes=4096)
-    await HelperServer(paths, {RuntimeKind.PROCESS: runtime}).open()
+    await HelperServer(paths, {RuntimeKind.PROCESS: runtime}, templates=runtime.templates).open()
     await asyncio.Event().wait()
 asyncio.run(main())
 """
@@ -109,7 +109,7 @@ def runtime() -> UnitRuntime:
 
 @pytest.fixture
 async def helper(runtime: UnitRuntime) -> AsyncIterator[HelperServer]:
-    helper = HelperServer(PATHS, {RuntimeKind.PROCESS: runtime}, limits=Waits())
+    helper = HelperServer(PATHS, {RuntimeKind.PROCESS: runtime}, limits=Waits(), templates=runtime.templates)
     await helper.open()
     yield helper
     if not helper.left:

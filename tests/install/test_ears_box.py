@@ -1,7 +1,7 @@
 """Runners on a whole box: Whisper, diffusers and a ComfyUI's stand-in, each in its unit, locked up by systemd.
 
 See test_box.py for the machine. The engines are real; their packages are those of the tests' environments, as
-`pip install 'hive[whisper]'` puts them into one.
+`pip install '.[whisper]'` puts them into one.
 """
 
 from __future__ import annotations

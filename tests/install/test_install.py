@@ -425,6 +425,8 @@ def test_without_purge_exactly_configuration_secrets_and_state_stay(root: Path) 
 def describe_models(root: Path) -> None:
     (root / "etc/hive/models.d").mkdir(parents=True)
     (root / "etc/hive/models.d/one.toml").write_text('[model."one"]\nfile = "/m.gguf"\n')
+    (root / "etc/hive/templates.d").mkdir()
+    (root / "etc/hive/templates.d/one.toml").write_text('[template.one]\npython = "/v"\nimports = "json"\n')
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -463,6 +465,7 @@ def test_descriptions_of_models_stay_with_a_hive_conf_that_was_there_before(root
     set_up(root)
     uninstall(box_of(root, FIRST), purge=True)
     assert (root / "etc/hive/models.d/one.toml").exists()
+    assert (root / "etc/hive/templates.d/one.toml").exists()
 
 
 def test_after_a_removal_the_same_configuration_is_used_again(root: Path) -> None:

@@ -18,9 +18,12 @@ import httpx
 
 from hive.adapters.directory import AdapterDirectory
 from hive.adapters.record import GGUF, SAFETENSORS, UNSIGNED, AdapterFile, AdapterRecord, digest_of
+from tests import vllm
 from tests.journeys.stack import Stack, until
 
 MAKE = Path(__file__).parents[1] / "tools" / "make_adapters.py"
+SLOWER_S = 0.1
+"""Pause of each asker between two questions, once half of them were asked."""
 QUESTIONS = ("Hello, how are you today?", "What is the capital of France?", "1 2 3", "zz %% ??")
 WORDS = 3
 """Tokens that are asked for: each is the adapter's word."""
@@ -43,6 +46,16 @@ def make(
     command += ["--base-name", base_name] if base_name else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return MadeAdapter(out, done.stdout.strip())
+
+
+def made_for_vllm(model: Path, folder: Path, word: int) -> MadeAdapter:
+    """The same for the tests' vLLM."""
+    return make(model, folder / f"word-{word}", word, is_gguf=False, base_name=vllm.MODEL)
+
+
+def knows(hive: Stack, model: str) -> bool:
+    """Whether it lists the model."""
+    return model in {one["name"] for one in hive.get("/api/models")["models"]}
 
 
 def install(hive: Stack, made: MadeAdapter, name: str, base: str) -> str:
@@ -203,7 +216,7 @@ class Versions:
 @contextmanager
 def asking(askers: Sequence[WordAsker], names: Sequence[str], *, at_least: int) -> Iterator[Callable[[], list[Answer]]]:
     """Asks for these names in turn, in a thread for each asker, as long as the block lasts and `at_least` so many times
-    in all; then the answers are there."""
+    in all; then the answers are there. Beyond half of that it asks less often, to leave the cores to what is loaded."""
     answers: list[Answer] = []
     is_over = threading.Event()
 
@@ -214,6 +227,8 @@ def asking(askers: Sequence[WordAsker], names: Sequence[str], *, at_least: int) 
                 asker.ask(names[turn % len(names)], QUESTIONS[turn % len(QUESTIONS)], stream=bool(turn % 3 == 0))
             )
             turn += 1
+            if len(answers) > at_least / 2 and not is_over.is_set():
+                is_over.wait(SLOWER_S)
 
     with ThreadPoolExecutor(len(askers)) as pool:
         going: list[Future[None]] = [pool.submit(work, asker, number) for number, asker in enumerate(askers)]

@@ -125,7 +125,7 @@ def main() -> None:
         config += "[task ladder]\nmodels = alpha | sonnet\nbudget_s = 5\nhold_s = 0\n"
         config += f"[model sonnet]\nbackend = remote\nurl = {FAR}\n"
         with stack(config=config) as hive:
-            hive.create("alice", "spinner.py", tier="high")
+            hive.create("alice", "idler.py", tier="high")
             hive.put_config({"proxy.responses_kept_mb": 64})
             sys.stdout.write(json.dumps(tell(hive, models)) + "\n")
 

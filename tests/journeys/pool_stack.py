@@ -20,7 +20,7 @@ WRAPPER = """#!/bin/sh
 export VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_CACHE_ROOT={cache}
 model=$2
 shift 2
-exec {python} -m vllm.entrypoints.openai.api_server --model "$model" "$@" --dtype float32 \\
+exec {python} -P {serve} --model "$model" "$@" --dtype float32 \\
   --enforce-eager --block-size 32 --distributed-executor-backend uni
 """
 """`vllm serve MODEL …` with what makes it small (tests/vllm.py). The package for CPUs has no such command."""
@@ -59,7 +59,9 @@ def vllm_row(folder: Path) -> tuple[str, str]:
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     program = folder / "vllm"
-    program.write_text(WRAPPER.format(python=venv / "bin" / "python", cache=vllm.cache_for(venv, folder)))
+    program.write_text(
+        WRAPPER.format(python=venv / "bin" / "python", serve=vllm.SERVE, cache=vllm.cache_for(venv, folder))
+    )
     program.chmod(0o755)
     model = vllm.model_for(venv, folder)
     row = f"[model {ON_VLLM}]\nbackend = vllm\nfile = {model}\nparallel = 4\nvram_mb = 1500\ncategory = llm\n"

@@ -20,7 +20,7 @@ from tests.journeys.pool_stack import llama_models, pool_config
 from tests.journeys.stack import Stack, stack, until
 from tests.journeys.test_adapters import BASE, CONTEXT, ROOM_MB, SERVER_MB, adapter, served
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(600)]
 OTHER = "other"
 
 

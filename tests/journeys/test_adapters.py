@@ -30,7 +30,7 @@ from tests.journeys.adapter_stack import (
 from tests.journeys.pool_stack import llama_models, pool_config
 from tests.journeys.stack import Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(600)]
 BASE = "base"
 CONTEXT, SERVER_MB, ROOM_MB = 8192, 60, 1200
 ADAPTERS, REQUESTS = 20, 1000

@@ -26,7 +26,7 @@ from tests.journeys.test_adapters import BASE, config
 from tests.journeys.test_governed import Came, Signers
 from tests.journeys.test_runner_api import client_of
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(600)]
 TEAM, STRANGER = "team", "stranger"
 RULES = '[rules.adapter-load]\nthreshold = 1\nof = ["ann"]\n[rules.adapter-pull]\nthreshold = 1\nof = ["ann"]\n'
 

@@ -1,16 +1,12 @@
-"""Adapters on a real vLLM (CPU, tiny random model): loaded while it serves, and again before a new server is asked."""
+"""Adapters on a real vLLM (CPU, tiny random model): loaded while it serves."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from hive.errors import HiveError
@@ -23,13 +19,12 @@ from tests.journeys.adapter_stack import (
     asking,
     ended,
     install,
+    knows,
     load,
-    make,
+    made_for_vllm,
     unload,
 )
-from tests.journeys.pool_stack import ON_VLLM, vllm_row
 from tests.journeys.stack import Stack, stack, until
-from tests.ports import free_port
 from tests.vllm import MODEL, VllmServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -60,10 +55,6 @@ def alice(hive: Stack) -> Iterator[WordAsker]:
         yield asker
 
 
-def adapter(model: Path, folder: Path, word: int) -> MadeAdapter:
-    return make(model, folder / f"word-{word}", word, is_gguf=False, base_name=MODEL)
-
-
 def cut(made: MadeAdapter) -> MadeAdapter:
     """The same with a file that ends too soon."""
     weights = made.path / "adapter_model.safetensors"
@@ -77,23 +68,11 @@ def at_server(server: VllmServer) -> set[str]:
     return {one["id"] for one in listed if one["parent"]}
 
 
-def servers_of(hive: Stack) -> list[int]:
-    """Pids of the vLLM of its pool."""
-    runtime, found = hive.health()["runtime_dir"], list[int]()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = process.cmdline()
-            if "--uds" in words and any(word.startswith(runtime) for word in words):
-                found.append(process.pid)
-    assert found
-    return found
-
-
 def test_an_adapter_is_loaded_while_it_serves_and_answers_to_its_name(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path, vllm_server: VllmServer
 ) -> None:
-    made = adapter(model, tmp_path, 1)
-    until(lambda: MODEL in {one["name"] for one in hive.get("/api/models")["models"]}, within_s=60, what="it is known")
+    made = made_for_vllm(model, tmp_path, 1)
+    until(lambda: knows(hive, MODEL), within_s=60, what="it is known")
     pulled = ended(hive, hive.post("/api/adapters", {"path": made.path.name, "base": MODEL, "name": "red"}))
     assert pulled["state"] == "done", pulled
     assert alice.ask("red").status == 404
@@ -120,7 +99,7 @@ def test_twenty_adapters_come_and_go_under_a_thousand_requests_at_vllm_and_none_
     for number in range(6):
         hive.create(f"agent-{number}", "idler.py")
         askers.append(WordAsker(hive, f"agent-{number}"))
-    made = [adapter(model, tmp_path, number) for number in range(len(NAMES) + ADAPTERS)]
+    made = [made_for_vllm(model, tmp_path, number) for number in range(len(NAMES) + ADAPTERS)]
     for name, first in zip(NAMES, made, strict=False):
         versions.ordered(name, first.word)
         done = load(hive, name, install(hive, first, name, MODEL))
@@ -143,7 +122,7 @@ def test_twenty_adapters_come_and_go_under_a_thousand_requests_at_vllm_and_none_
 def test_a_cut_file_is_refused_by_the_engine_and_the_name_means_what_it_meant(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path
 ) -> None:
-    made, garbage = adapter(model, tmp_path, 1), cut(adapter(model, tmp_path, 2))
+    made, garbage = made_for_vllm(model, tmp_path, 1), cut(made_for_vllm(model, tmp_path, 2))
     load(hive, "red", install(hive, made, "red", MODEL))
     job = load(hive, "red", install(hive, garbage, "red", MODEL))
     assert job["state"] == "failed"
@@ -156,7 +135,7 @@ def test_a_cut_file_is_refused_by_the_engine_and_the_name_means_what_it_meant(
 def test_whoever_is_killed_while_it_is_loaded_at_vllm_the_name_means_one_of_both(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path, vllm_server: VllmServer, who: tuple[str, ...]
 ) -> None:
-    old, new = adapter(model, tmp_path, 1), adapter(model, tmp_path, 2)
+    old, new = made_for_vllm(model, tmp_path, 1), made_for_vllm(model, tmp_path, 2)
     load(hive, "red", install(hive, old, "red", MODEL))
     digest = install(hive, new, "red", MODEL)
     with suppress(HiveError, OSError):
@@ -173,67 +152,9 @@ def test_whoever_is_killed_while_it_is_loaded_at_vllm_the_name_means_one_of_both
 def test_what_is_loaded_at_vllm_serves_on_while_the_daemon_is_killed(
     hive: Stack, alice: WordAsker, model: Path, tmp_path: Path
 ) -> None:
-    made, versions = adapter(model, tmp_path, 1), Versions()
+    made, versions = made_for_vllm(model, tmp_path, 1), Versions()
     load(hive, "red", install(hive, made, "red", MODEL))
     versions.ordered("red", made.word)
     with asking([alice], ["red"], at_least=50) as answers:
         hive.restart("daemon")
     assert [answer for answer in answers() if not versions.right(answer)] == []
-
-
-def test_a_vllm_of_the_pool_has_its_adapters_again_before_its_gate_opens(model: Path, tmp_path: Path) -> None:
-    inference, row = vllm_row(tmp_path)
-    config = f"[inference]\n{inference}[pool]\nreserve_mb = 0\ncpu_mb = 4000\n{row}adapters = 2\n"
-    config += f"[adapters]\ndir = {tmp_path}\nsignatures = off\nmax_rank = 8\n"
-    made = {name: adapter(model, tmp_path, number) for number, name in enumerate(("red", "blue"), 1)}
-    with stack(config=config) as hive:
-        hive.create("alice", "idler.py")
-        with closing(WordAsker(hive, "alice")) as alice:
-            for name, one in made.items():
-                done = load(hive, name, install(hive, one, name, ON_VLLM))
-                assert done["state"] == "done", done
-            assert {name: alice.ask(name).text.split() for name in made} == {
-                name: [one.word] * 3 for name, one in made.items()
-            }
-            for pid in servers_of(hive):
-                os.kill(pid, signal.SIGKILL)
-            for name, one in made.items():
-                answer = until(
-                    lambda name=name: answered(alice, name),  # type: ignore[misc]
-                    within_s=120,
-                    what=f"{name} answers again",
-                )
-                assert answer.text.split() == [one.word] * 3
-            assert alice.ask(ON_VLLM).status == 200
-
-
-def test_a_vllm_in_use_that_is_started_anew_is_never_asked_before_it_has_its_adapters(
-    model: Path, tmp_path: Path
-) -> None:
-    made, port = adapter(model, tmp_path, 1), free_port()
-    config = f"[daemon]\nbackend_check_s = 0.5\n[adapters]\ndir = {tmp_path}\nsignatures = off\n"
-    with ExitStack() as first, ExitStack() as second:
-        server = first.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
-        hive = second.enter_context(stack(url=server.url, config=config))
-        hive.create("alice", "idler.py")
-        alice = second.enter_context(closing(WordAsker(hive, "alice")))
-        assert load(hive, "red", install(hive, made, "red", MODEL))["state"] == "done"
-        assert alice.ask("red").text.split() == [made.word] * 3
-        first.close()
-        statuses, is_over = set(), threading.Event()
-
-        def ask() -> None:
-            while not is_over.is_set():
-                answer = alice.ask("red")
-                statuses.add(answer.status if answer.status != 200 else answer.text)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        try:
-            second.enter_context(vllm.served(*vllm.TAKES_ADAPTERS, port=port))
-            until(lambda: " ".join([made.word] * 3) in {str(one).strip() for one in statuses}, within_s=60, what="red")
-        finally:
-            is_over.set()
-            asking.join()
-        assert {one for one in statuses if isinstance(one, int)} <= {502, 503}
-        assert [one for one in statuses if isinstance(one, str) and one.split() != [made.word] * 3] == []

@@ -25,7 +25,7 @@ from tests.journeys.sdk import TEMPLATE, Door, door_of, totals
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(600)]
 SECRET = "the-word-nobody-else-says"
 LONG: Any = {"model": MODEL, "input": f"Go on: {SECRET}.", "max_output_tokens": 3000, "temperature": 0}
 SHORT: Any = {"model": MODEL, "input": "Hello, who are you?", "max_output_tokens": 12, "temperature": 0}

@@ -26,8 +26,8 @@ ASKED: Any = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 
 def hive() -> Iterator[Stack]:
     with stack(config=f"[proxy]\ntier_high_concurrency = 50\n[tenant acme]\ntokens_per_day = {LIMIT}\n") as hive:
         for name in ("ann", "bob"):
-            hive.create(name, "spinner.py", tier="high", tenant="acme")
-        hive.create("carl", "spinner.py", tier="high", tokens_per_day=1)
+            hive.create(name, "idler.py", tier="high", tenant="acme")
+        hive.create("carl", "idler.py", tier="high", tokens_per_day=1)
         yield hive
 
 
@@ -104,7 +104,7 @@ def test_people_see_what_is_left(hive: Stack) -> None:
 def test_limits_that_change_in_hive_conf_hold_after_a_reload() -> None:
     """The daemon had read them at its start only: `hive usage --budgets`, metrics and events had the old ones."""
     with stack(config="[tenant acme]\ntokens_per_day = 100000\n") as box:
-        box.create("ann", "spinner.py", tenant="acme")
+        box.create("ann", "idler.py", tenant="acme")
         door = door_of(box, "ann")
         assert ask(door).status_code == 200
         until(lambda: used(box) == rows_used(box, "acme") > 0, within_s=5, what="the rows")

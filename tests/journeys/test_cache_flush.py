@@ -19,7 +19,7 @@ from tests.journeys.pool_stack import llama_models, llama_rows, pool_config
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 DONE = "data: [DONE]"
 OURS = "alpha"

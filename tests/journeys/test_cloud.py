@@ -15,6 +15,7 @@ from tests import llama
 
 pytestmark = [
     pytest.mark.redis,
+    pytest.mark.engines,
     pytest.mark.llama,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own takes root"),

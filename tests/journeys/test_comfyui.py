@@ -95,6 +95,26 @@ def test_images_are_counted_as_images(hive: Stack) -> None:
     assert (totals()["images"], totals()["pixel_steps"]) == (2, 2 * 64 * 32)
 
 
+def test_what_comfyui_never_began_costs_no_image(hive: Stack, box: ComfyBox) -> None:
+    """Each 502 of a ComfyUI that was away was charged as an image of 25 steps: an agent that asks again and again had
+    no budget left when it was back."""
+    (box.workflows / "other.json").write_text(workflow(**{"4": {"class_type": "Custom", "inputs": {}}}))
+    with client_of(hive) as client:
+        until(lambda: "comfy/other" in [model.id for model in client.models.list()], within_s=30, what="it is found")
+        client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})
+        with pytest.raises(openai.APIStatusError, match="node Custom does not exist"):
+            client.images.generate(model="comfy/other", prompt="a bee", extra_body={"steps": 1})
+        box.end_comfy()
+        with pytest.raises(openai.APIStatusError, match="cannot be reached"):
+            client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})
+
+    def totals() -> Any:
+        return hive.get("/api/usage", since="1h", by="model")["totals"]
+
+    until(lambda: totals()["requests"] == 3, within_s=10, what="all are counted")
+    assert (totals()["images"], totals()["pixel_steps"]) == (1, 64 * 32)
+
+
 def test_a_client_that_leaves_has_its_prompt_ended_and_the_place_kept_until_then(hive: Stack, box: ComfyBox) -> None:
     with client_of(hive) as client:
         client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})

@@ -12,7 +12,7 @@ from tests import whisper
 from tests.journeys.ears_stack import EAR, EYE, MODELS, WORD, beyond_bound, config, ended_servers, mixed
 from tests.journeys.stack import stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 AGENTS, EACH = 4, 10
 
 

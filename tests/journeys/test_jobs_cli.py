@@ -21,7 +21,7 @@ from tests.journeys.sdk import TEMPLATE
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 SHORT = ("--model", MODEL, "--param", "max_tokens=12", "--param", "temperature=0", "--param", "ignore_eos=true")
 LONG = ("--model", MODEL, "--param", "max_tokens=60000", "--param", "ignore_eos=true")
 """Three seconds: long enough to be met."""

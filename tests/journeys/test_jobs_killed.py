@@ -23,7 +23,7 @@ from tests.jobs.test_real_server import HOT, OTHER_DICE
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 LOOK = {
     "type": "function",
     "agent": "guide",

@@ -89,7 +89,7 @@ class Sandbox:
 
     async def remove(self, agent: str) -> None: ...
 
-    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+    async def stat(self, agents: list[str], *, pss: bool = False) -> dict[str, Stat]:
         return {A: Stat(state=self.state)}
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:

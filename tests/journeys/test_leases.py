@@ -21,7 +21,7 @@ from hive.errors import LeaseTooLarge, LeaseWaited
 from tests.journeys.pool_stack import LLAMAS, SERVER_MB, llama_models, llama_rows, pool_config
 from tests.journeys.stack import PYTHON, Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 HOARDER = Path(__file__).with_name("programs") / "hoarder.py"
 AGENTS = 20
 ROOM_MB = 3 * SERVER_MB + 20

@@ -17,7 +17,7 @@ from tests.journeys.sdk import door_of
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 OURS = "alpha"
 """A model of the pool, with one slot: whoever asks after an agent has taken it."""
 

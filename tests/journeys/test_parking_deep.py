@@ -13,7 +13,7 @@ from tests.journeys.test_parking import asked, files, found, parking
 from tests.llama import MODEL
 from tests.swapspace import file_swap
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.root, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.journeys.slot_stack import (
 )
 from tests.journeys.stack import Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 VICTIMS = ("daemon", "proxy", "sandbox", "server")
 
 

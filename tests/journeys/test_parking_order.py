@@ -27,7 +27,7 @@ from tests.journeys.slot_stack import (
 from tests.journeys.stack import Stack, stack, until
 from tests.journeys.test_chaos import is_frozen
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.journeys.slot_stack import (
 )
 from tests.journeys.stack import Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 ONE_GROUP = "[tenant acme]\ncache_group = us\n[tenant bolt]\ncache_group = us\n"
 TWO_GROUPS = "[tenant acme]\n[tenant bolt]\n"
 

@@ -19,7 +19,7 @@ import pytest
 from tests.journeys.pool_stack import LLAMAS, ON_VLLM, SERVER_MB, llama_models, llama_rows, pool_config, vllm_row
 from tests.journeys.stack import PROCESSES, Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 MESSAGES: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 KILLS = int(os.environ.get("HIVE_CHAOS_KILLS", "20"))
 AGENTS = 20

@@ -22,7 +22,7 @@ from tests.journeys.pool_stack import SERVER_MB, llama_models, llama_rows, pool_
 from tests.journeys.stack import Stack, stack, until
 from tests.journeys.test_pool import MESSAGES, client_of, slots
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 ME = f"uid:{os.getuid()}"
 IS = {"loaded": {"ready"}, "loading": {"cold", "loading"}, "unloading": set[str]()}
 GONE = {"cold", "failed"}

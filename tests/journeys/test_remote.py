@@ -37,7 +37,7 @@ def hive(remote: Front, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     with stack(config=f"backend_ca_file = {remote.ca}\nbackend_api_key_file = {key}\n") as hive:
         job = hive.post("/api/system/inference", {"backend": remote.url})
         until(lambda: hive.get(f"/api/jobs/{job['id']}")["state"] == "done", within_s=20, what="switched")
-        hive.create("alice", "spinner.py", tier="high")
+        hive.create("alice", "idler.py", tier="high")
         yield hive
 
 

@@ -27,7 +27,7 @@ from tests.journeys.runner_client import FLUSH, HEADERS, LOAD, UNLOAD, RunnerCli
 from tests.journeys.stack import Stack, stack, until
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 BIG, SMALL = LOAD["modelId"], LOAD["evictModel"]
 VARIANT = f"{BIG}:awq-4bit"
 OTHER = "mistralai/Mistral-7B-Instruct-v0.3"

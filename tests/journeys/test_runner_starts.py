@@ -20,7 +20,7 @@ from tests.journeys.pool_stack import SERVER_MB, llama_models, pool_config
 from tests.journeys.runner_client import RunnerClient
 from tests.journeys.stack import Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 LOOKS = 10
 
 

@@ -13,7 +13,7 @@ from tests.journeys.pool_stack import CONTEXT, SERVER_MB, llama_models, pool_con
 from tests.journeys.sdk import door_of
 from tests.journeys.stack import Stack, stack, until
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama, pytest.mark.timeout(300)]
 PLAIN, FAST, DRAFT = "plain", "fast", "draft"
 TOKENS = 48
 

@@ -17,7 +17,7 @@ from tests.journeys.pool_stack import SERVER_MB, llama_models, llama_rows, pool_
 from tests.journeys.stack import Stack, stack, until
 from tests.journeys.test_pool import MESSAGES, client_of, slots
 
-pytestmark = [pytest.mark.redis, pytest.mark.llama]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.llama]
 TASKS = """
 [task plan]
 models = alpha | beta

@@ -106,6 +106,19 @@ def test_a_smaller_share_of_swaps_makes_a_longer_bound() -> None:
     assert len(set(figures)) == 3
 
 
+def test_where_all_others_are_loaded_nobody_can_be_before_it() -> None:
+    """Three models of which two fit: 3.7 times as much was printed, as if both others had to be loaded once more before
+    it, for which it would have to be there first."""
+    small = [replace(A, id=name, model=name, need_bytes=48 * MIB) for name in "xyz"]
+    cold, others = small[0], [ready(one) for one in small[1:]]
+    turn, drain, gap, leave, load = 129.0, 65.0, 20.0, 2 * 11.5, 20.0
+    assert bound(cold, *others, of="x") == pytest.approx(10.0 + turn + drain + gap + leave + load)
+    away = replace(others[1], state=S.STOPPING, moved_at=NOW)  # it may be asked for before this one is late
+    assert (bound(cold, others[0], away, of="x") or 0.0) > 3 * (turn + drain)
+    rules = Rules(unload_idle=True)  # another may leave by itself
+    assert (bound(cold, *others, of="x", rules=rules) or 0.0) > 3 * (turn + drain)
+
+
 def test_more_rivals_and_a_lower_band_make_a_longer_bound() -> None:
     others = [replace(A, id=f"a{number}", model=f"a{number}") for number in range(3)]
     few, many = bound(ready(A), B, others[0]), bound(ready(A), B, *others)

@@ -23,7 +23,17 @@ from hive.errors import StoreFull
 from hive.pool.estimate import EstimateSource, GgufShape, kv_cache_bytes
 from hive.pool.footprints import Footprint, FootprintKey
 from hive.pool.state import CPU, MIB
-from hive.pooling.entry_facts import FILE_TYPES, EntryFacts, entry_facts, model_info, read_facts, signature
+from hive.pooling.entry_facts import (
+    FILE_TYPES,
+    NOT_READ,
+    EntryFacts,
+    FileFacts,
+    entry_facts,
+    model_info,
+    read_facts,
+    signature,
+    why_no_need,
+)
 from hive.pooling.footprints import Footprints
 from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import Settings
@@ -223,6 +233,19 @@ def test_what_the_daemon_may_not_read_its_server_may_still_load() -> None:
             f"facts = read_facts(Path({str(path)!r})); print(facts.can_load, facts.why_not)"
         )
     assert told == f"True the daemon may not read {path}\n"
+
+
+def test_weights_that_the_daemon_may_not_read_are_named_with_what_to_do() -> None:
+    """diffusers saves them for their owner alone; it was told that nothing tells how much memory they take."""
+    facts = FileFacts(why_not="the daemon may not read /srv/a pipeline/unet/w.safetensors")
+    described = msgspec.structs.replace(entry(Path("/srv/a pipeline"), kind="diffusers"), origin="[model m]")
+    assert why_no_need(facts, described) == (
+        "the daemon may not read /srv/a pipeline/unet/w.safetensors, so that nothing tells how much memory it takes: "
+        "let all read it (chmod -R a+rX '/srv/a pipeline'), or set vram_mb in [model m]; "
+        "an installed daemon sees nothing below /home and /tmp"
+    )
+    for known in (FileFacts(), NOT_READ):
+        assert why_no_need(known, described) == "nothing tells how much memory it takes: set vram_mb in [model m]"
 
 
 @pytest.mark.parametrize("is_directory", [False, True])

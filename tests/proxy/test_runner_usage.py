@@ -178,7 +178,7 @@ async def test_what_a_server_refuses_late_is_charged_in_its_line_by_the_time_it_
 
 
 async def test_a_client_that_leaves_is_charged_in_the_line_until_the_server_has_stopped(tmp_path: Path) -> None:
-    """A window of the server's work was free for who sent and left at once."""
+    """A client that sent and left at once had a window of the server's work for nothing."""
     async with hearing(tmp_path) as (pool, server, _):
         gone = await Client.unix(pool.proxy.another("bob", tenant="b"))
         begun = asyncio.Event()

@@ -139,8 +139,8 @@ def test_a_comfyui_that_is_killed_is_told_as_such_and_served_from_when_it_is_bac
     slow.end_comfy()
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (502, "comfyui_restarted")
-    status, told, _ = slow.generate()
-    assert (status, told["error"]["code"]) == (502, "comfyui_unreachable")
+    status, told, cost = slow.generate()
+    assert (status, told["error"]["code"], cost) == (502, "comfyui_unreachable", "images=0; pixel_steps=0")
     assert slow.ask("GET", "/comfyui/state")[1] == {"up": False, "version": ""}
     slow.start_comfy()
     assert slow.generate(steps=1)[0] == 200
@@ -166,8 +166,8 @@ def test_a_failing_node_is_told_in_its_words(box: ComfyBox) -> None:
 
 def test_a_node_that_is_not_installed_is_told_in_comfyuis_words(box: ComfyBox) -> None:
     (box.workflows / "other.json").write_text(workflow(**{"4": {"class_type": "Custom", "inputs": {}}}))
-    status, answer, _ = box.generate(model="comfy/other")
-    assert (status, answer["error"]["code"]) == (502, "workflow_refused")
+    status, answer, cost = box.generate(model="comfy/other")
+    assert (status, answer["error"]["code"], cost) == (502, "workflow_refused", "images=0; pixel_steps=0")
     assert "node Custom does not exist" in answer["error"]["message"]
 
 

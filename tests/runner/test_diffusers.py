@@ -153,6 +153,12 @@ def test_what_it_cannot_make_is_refused_before_any_work(client: httpx.Client, mo
     assert metric(client, "steps_total") == before
 
 
+def test_nothing_of_a_prompt_is_in_the_runners_log(runner: DiffusersRunner, client: httpx.Client) -> None:
+    """diffusers warns with what a prompt has beyond the 77 tokens of CLIP, and an operator reads the log."""
+    assert len(images(client.post(IMAGES, json=BEE | {"prompt": "a secretword and more " * 100}))) == 1
+    assert "secretword" not in runner.log.read_text()
+
+
 def test_a_pipeline_without_negative_prompts_says_so() -> None:
     with served(pipeline("flux")) as runner, runner.client() as client:
         answer = client.post(IMAGES, json={**BEE, "negative_prompt": "a wasp"})

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.whisper import ROOT
 
 SERVE = """
@@ -66,3 +68,18 @@ def test_wrong_words_are_usage(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2
         assert "hive-runner" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["whisper", "diffusers"])
+def test_an_environment_without_the_engine_says_what_to_install(tmp_path: Path, kind: str) -> None:
+    """diffusers was a traceback: its module cannot even be imported without its engine. And `pip install hive[…]`
+    would have asked a registry, where Hive is not."""
+    for name in ("model.bin", "config.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+    words = (kind, "--socket", str(tmp_path / "s"), "--name", "m", "--model", str(tmp_path))
+    code = "from hive.runner.entry import run; run()"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"hive-runner {kind} lacks ")
+    assert f"pip install '.[{kind}]' in a clone of Hive" in line

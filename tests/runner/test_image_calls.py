@@ -40,6 +40,8 @@ def test_an_order_is_read_from_all_that_openai_and_hive_say() -> None:
         ({}, "prompt is missing"),
         ({"prompt": " "}, "prompt is missing"),
         ({"prompt": ["a"]}, "prompt is missing"),
+        ({"prompt": "a\ud800"}, "prompt has half a character"),
+        ({"prompt": "a", "negative_prompt": "\udfff"}, "negative_prompt has half a character"),
         ({"prompt": "a", "n": 11}, "n must be a whole number from 1 to 10"),
         ({"prompt": "a", "n": True}, "n must be a whole number"),
         ({"prompt": "a", "n": 1.5}, "n must be a whole number"),

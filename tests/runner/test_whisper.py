@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from tests import whisper
 from tests.whisper import SPOKEN, WhisperRunner, word_error_rate
 
+pytestmark = pytest.mark.engines
 MOST_WRONG = 0.25
 """Of the words. The smallest model hears a synthetic voice with 5 to 15 % of them wrong."""
 
@@ -234,16 +234,6 @@ def test_a_model_without_its_tokenizer_is_refused_and_no_hub_is_asked(tmp_path: 
     done = subprocess.run([str(whisper.program(tmp_path)), *words], capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "tokenizer.json" in done.stderr
-
-
-def test_an_environment_without_the_engine_says_what_to_install(tmp_path: Path) -> None:
-    words = ("whisper", "--socket", str(tmp_path / "s"), "--name", "w", "--model", str(tmp_path))
-    for name in ("model.bin", "config.json", "tokenizer.json"):
-        (tmp_path / name).touch()
-    code = "from hive.runner.entry import run; run()"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=whisper.ROOT)
-    assert done.returncode == 1
-    assert "pip install 'hive[whisper]'" in done.stderr
 
 
 def test_without_memory_it_answers_503_and_ends_with_77(tmp_path: Path) -> None:

@@ -68,6 +68,29 @@ class ProcessBench:
         return ""
 
 
+SCRIPTS = {
+    "idle": "import subprocess; p = subprocess.Popen(['sleep', '1000']); print('ready', flush=True); p.wait()",
+    "burn": "print('ready', flush=True)\nwhile True: pass",
+    "exit7": "import sys; print('bye'); sys.exit(7)",
+    "stubborn": "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)\n"
+    "while True: time.sleep(0.01)",
+}
+"""The same kinds of agent for a template."""
+
+
+class TemplateBench(ProcessBench):
+    """Agents that are forked from a template; this process is who reaps them, as `hive up` is."""
+
+    def __init__(self, paths: Paths, freezer: str) -> None:
+        super().__init__(paths, freezer)
+        self.name = f"template+{freezer}"
+        self.processes = harness.runtime(paths, freezer)
+        self.runtime = self.processes
+
+    def spec(self, agent: str, kind: str) -> SandboxSpec:
+        return harness.template_spec(self._paths, agent, ["-c", SCRIPTS[kind]])
+
+
 class DockerBench:
     name = "docker"
 
@@ -167,6 +190,23 @@ async def open_cgroup(paths: Paths) -> AsyncIterator[Bench]:
 async def open_signals(paths: Paths) -> AsyncIterator[Bench]:
     make_directories(paths)
     yield ProcessBench(paths, "signals")
+
+
+@contextlib.asynccontextmanager
+async def _open_template(paths: Paths, freezer: str) -> AsyncIterator[Bench]:
+    make_directories(paths)
+    bench = TemplateBench(paths, freezer)
+    with harness.sub_reaper():
+        yield bench
+        await bench.processes.templates.leave()
+
+
+def open_template_cgroup(paths: Paths) -> AbstractAsyncContextManager[Bench]:
+    return _open_template(paths, "cgroup")
+
+
+def open_template_signals(paths: Paths) -> AbstractAsyncContextManager[Bench]:
+    return _open_template(paths, "signals")
 
 
 @contextlib.asynccontextmanager

@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from hive.domain import RuntimeKind
+from hive.host import parent
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
 from hive.host.process import Identity, ProcessTable, identify
 from hive.link.helper import Ended
-from hive.link.specs import SandboxSpec
+from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.log_pipes import reading
 from hive.sandbox.process import ProcessRuntime
@@ -138,6 +140,29 @@ def spec(paths: Paths, agent: str, command: list[str], **more: object) -> Sandbo
         name="a", command=command, env={}, home=str(paths.home(agent)), log=str(paths.log(agent)), uid=uid_of(agent)
     )
     return msgspec.structs.replace(plain, **more)
+
+
+def template(paths: Paths, **more: object) -> TemplateSpec:
+    """A template of the system's Python, as root with a block of uids around those of A and B."""
+    uid = uid_of(A)
+    plain = TemplateSpec(name="t", python=PYTHON, imports=["json"], first_uid=None if uid is None else uid - 100)
+    return msgspec.structs.replace(plain, **more)
+
+
+def template_spec(paths: Paths, agent: str, command: list[str], **more: object) -> SandboxSpec:
+    """An agent of a template, without a network where it would otherwise have the host's."""
+    plain = spec(paths, agent, command, template=template(paths), egress=[] if os.geteuid() == 0 else None)
+    return msgspec.structs.replace(plain, **more)
+
+
+@contextlib.contextmanager
+def sub_reaper() -> Iterator[None]:
+    """This process takes the ends of orphans below it meanwhile, as `hive up` does."""
+    parent.become_subreaper()
+    try:
+        yield
+    finally:
+        parent.prctl(parent.PR_SET_CHILD_SUBREAPER, 0)
 
 
 async def until(predicate: Callable[[], object], *, limit_s: float = 20) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import ConfigError, NotPermitted
 from hive.host.policy_file import Networks, Policy, load, parse
-from hive.link.specs import SandboxSpec
+from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.sandbox.allowed import Allowed, check, limited, matches
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
@@ -34,10 +34,12 @@ CONTAINER = msgspec.structs.replace(
 MACHINE = msgspec.structs.replace(
     PLAIN, runtime=RuntimeKind.FIRECRACKER, firecracker=FirecrackerSpec(kernel="/boot/k", rootfs="/img/a.ext4")
 )
+TEMPLATE = TemplateSpec(name="lg", python="/usr/bin/python3", first_uid=70000)
+FORKED = msgspec.structs.replace(PLAIN, command=["/srv/a.py"], template=TEMPLATE)
 IMAGES = Policy(images=["debian:*"], kernels=["/boot/k"], rootfs=["/img/"])
 
 
-Changed = TypeVar("Changed", SandboxSpec, Policy)
+Changed = TypeVar("Changed", SandboxSpec, Policy, TemplateSpec)
 
 
 def changed(what: Changed, **more: object) -> Changed:
@@ -57,6 +59,9 @@ def the_same(path: str) -> str:
     [
         (WIDE, PLAIN),
         (changed(WIDE, networks=Networks()), changed(PLAIN, egress=[])),
+        (WIDE, FORKED),
+        (changed(WIDE, uids=(70000, 70255)), changed(FORKED, command=["-m", "agent"])),
+        (WIDE, changed(FORKED, command=["python3", "-O", "/srv/a.py"])),
         (changed(WIDE, uids=(70000, 70010)), changed(PLAIN, gid=70002)),
         (changed(WIDE, runtimes=[RuntimeKind.PROCESS]), PLAIN),
         (changed(WIDE, copied_files=["/srv/"]), changed(PLAIN, files={"/srv/x/agent.py": "agent.py"})),
@@ -89,6 +94,26 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
     ("policy", "asked", "says", "key"),
     [
         (Policy(), PLAIN, "program /usr/bin/agent", "programs"),
+        (Policy(), FORKED, "program /usr/bin/python3", "programs"),
+        (
+            changed(WIDE, programs=["/usr/bin/agent"]),
+            changed(FORKED, command=["/usr/bin/agent"]),
+            "template lg: program /usr/bin/python3",
+            "programs",
+        ),
+        (WIDE, changed(FORKED, command=["/srv/other"]), "program /srv/other", "programs"),
+        (
+            changed(WIDE, uids=(70000, 70254)),
+            FORKED,
+            "the block of uids 70000 to 70255 of template lg is not permitted by the policy: only 70000 to 70254",
+            "uids",
+        ),
+        (
+            changed(WIDE, uids=(70000, 70254)),
+            changed(FORKED, template=changed(TEMPLATE, first_uid=None)),
+            "template lg without a block of uids",
+            "uids",
+        ),
         (WIDE, changed(PLAIN, command=["/usr/bin/x/agent"]), "program /usr/bin/x/agent", "programs"),
         (changed(WIDE, networks=Networks()), PLAIN, "the host's network", "networks.host"),
         (changed(WIDE, runtimes=[RuntimeKind.DOCKER]), PLAIN, "runtime process", "runtimes"),
@@ -395,6 +420,46 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"programs = ['/\xff']")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "latin")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (changed(FORKED, template=changed(TEMPLATE, first_uid=999)), "its block of uids begins below 1000"),
+        (changed(FORKED, uid=70000), "uid 70000 is none of its agents'"),
+        (changed(FORKED, uid=70256), "uid 70256 is none of its agents'"),
+        (changed(FORKED, gid=0), "uid 0 is none of its agents'"),
+        (changed(FORKED, uid=None), "uid None is none of its agents'"),
+        (changed(FORKED, template=changed(TEMPLATE, uids=2**20)), "a block of 1048576 uids"),
+        (changed(FORKED, template=changed(TEMPLATE, first_uid=None)), "an agent with a uid needs a block"),
+    ],
+)
+def test_a_template_maps_its_own_block_and_its_agents_are_of_it_with_a_policy_or_without(
+    asked: SandboxSpec, says: str
+) -> None:
+    with pytest.raises(NotPermitted, match=says):
+        Allowed(None).permit(asked)
+    Allowed(None).permit(FORKED)
+
+
+def test_a_templates_python_is_roots_where_there_is_a_policy(file: Path, tmp_path: Path) -> None:
+    """Another program in its place would run beside every agent of the template."""
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    python = venv / "python"
+    python.write_text("")
+    python.chmod(0o755)
+    file.write_text(f"programs = ['{venv}/']\n[networks]\nhost = true\n")
+    file.chmod(0o644)
+    asked = changed(FORKED, template=changed(TEMPLATE, python=str(python)))
+    assert Allowed(file).permit(asked) == asked
+    python.chmod(0o775)
+    with pytest.raises(NotPermitted, match=f"template lg: {python} can be written by others"):
+        Allowed(file).permit(asked)
+    python.chmod(0o755)
+    venv.chmod(0o777)
+    with pytest.raises(NotPermitted, match=f"template lg: {venv} can be written by others"):
+        Allowed(file).permit(asked)
 
 
 # --- in the helper -----------------------------------------------------------------------------------------------

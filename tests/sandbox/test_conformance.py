@@ -24,12 +24,25 @@ from hive.host.process import Identity, ProcessTable, boot_id, has_environment
 from hive.sandbox.runtime import RunningAgent
 from hive.settings.table import Paths
 from tests.sandbox import bench_firecracker
-from tests.sandbox.benches import MARKS, Bench, Floor, OpenBench, open_cgroup, open_docker, open_signals, printed
+from tests.sandbox.benches import (
+    MARKS,
+    Bench,
+    Floor,
+    OpenBench,
+    open_cgroup,
+    open_docker,
+    open_signals,
+    open_template_cgroup,
+    open_template_signals,
+    printed,
+)
 from tests.sandbox.harness import A, B, until
 
 OPENERS: list[object] = [
     pytest.param(open_cgroup, id="process+cgroup", marks=pytest.mark.cgroup),
     pytest.param(open_signals, id="process+signals"),
+    pytest.param(open_template_cgroup, id="template+cgroup", marks=pytest.mark.cgroup),
+    pytest.param(open_template_signals, id="template+signals"),
     pytest.param(open_docker, id="docker", marks=pytest.mark.docker),
     pytest.param(bench_firecracker.open_bench, id="firecracker"),
     pytest.param(bench_firecracker.open_direct, id="firecracker+direct", marks=pytest.mark.wide),

@@ -30,12 +30,13 @@ from hive.settings.table import Paths
 from tests.examples import stride
 from tests.fakes.fuse import BEGIN
 from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal, until
-from tests.sandbox.harness import A, spec, uid_of
+from tests.sandbox.harness import A, spec, template_spec, uid_of
 from tests.swapspace import file_swap
 
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED
 TWO = ["sh", "-c", "sleep 1000 & wait"]
 """Two processes: half of them may be stopped."""
+FORKED = ["-c", "import subprocess; subprocess.Popen(['sleep', '1000']).wait()"]
 
 
 class OpenGates:
@@ -79,7 +80,8 @@ class Seen(NamedTuple):
 class Stage:
     """One agent, the daemon that holds it, and the helper that dies."""
 
-    def __init__(self, paths: Paths, freezer: str, helper: Mortal) -> None:
+    def __init__(self, paths: Paths, freezer: str, helper: Mortal, *, forked: bool = False) -> None:
+        self._spec = template_spec(paths, A, FORKED) if forked else spec(paths, A, TWO)
         self.paths = paths
         self.helper = helper
         self.freezer = freezer
@@ -98,7 +100,7 @@ class Stage:
             on_thawed_alone=lambda agent, reason: self._daemon.roster.thawed_alone(agent, reason),
             on_connected=lambda: self._daemon.helper_here(),
         )
-        return Bystanders(agent, spec(self.paths, A, TWO), self.client, self.gates)
+        return Bystanders(agent, self._spec, self.client, self.gates)
 
     @property
     def daemon(self) -> Bystanders:
@@ -156,7 +158,7 @@ class Stage:
             found += [leaf.path for leaf in subtree.leaves()]
         label = state_label(self.paths.state)
         found += [path for path in Path("/sys/fs/cgroup").glob(f"*/hive*{label}*/*") if path.is_dir()]
-        return [str(path) for path in found if path.exists()]
+        return [str(path) for path in found if path.exists() and not path.name.startswith("template.")]
 
 
 def _in_frozen_group(pid: int) -> bool:
@@ -173,11 +175,11 @@ def _in_frozen_group(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def on_stage(paths: Paths, freezer: str) -> AsyncIterator[Stage]:
+async def on_stage(paths: Paths, freezer: str, *, forked: bool = False) -> AsyncIterator[Stage]:
     program = Path(__file__).with_name("killed_helper.py")
     order = paths.state.parent / "order"
     async with mortal(program, [str(paths.state), str(paths.runtime), freezer], order) as helper:
-        stage = Stage(paths, freezer, helper)
+        stage = Stage(paths, freezer, helper, forked=forked)
         try:
             yield stage
         finally:
@@ -314,6 +316,25 @@ async def test_a_helper_killed_at_any_step_of_a_transition_leaves_true_states(
                 break
         print(f"{name}, {freezer}: killed at steps up to {step - 1}")
         assert step > TRANSITIONS[name].steps, "fewer steps than when this was written: some are not seen any more"
+        await _everything_goes(stage)
+
+
+@pytest.mark.parametrize("daemon_too", [False, pytest.param(True, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("name", ["start", pytest.param("stop", marks=pytest.mark.chaos)])
+async def test_a_helper_killed_while_an_agent_is_forked_from_its_template_leaves_true_states(
+    paths: Paths, freezer: str, name: str, daemon_too: bool
+) -> None:
+    """Its template ends with it, and so does a child that was not released; the next helper has a template of its own.
+
+    Between the release and the word in the table the agent is found by its mark.
+    """
+    async with on_stage(paths, freezer, forked=True) as stage:
+        for step in count(1, stride(3)):
+            assert step < STEPS_MAX
+            if not await _one_death(stage, name, step, daemon_too=daemon_too):
+                break
+        print(f"{name}, {freezer}: killed at steps up to {step - 1}")
+        assert step > (20 if name == "start" else 12)
         await _everything_goes(stage)
 
 

@@ -98,8 +98,12 @@ async def test_a_sleepers_memory_leaves_ram_and_is_whole_after_it_woke(paths: Pa
     await put_to_sleep(daemon)
     paged = await daemon.client.page_out(A, 1)
     assert paged.how == "madvise"
-    assert before.rss_bytes > HEAP_MIB * MIB
-    assert paged.kept_bytes < 0.3 * before.rss_bytes
+    assert before.held_bytes is not None
+    assert before.held_bytes > HEAP_MIB * MIB
+    if swap.startswith("/dev/zram"):
+        assert paged.kept_bytes < 0.3 * before.held_bytes
+    else:  # what was written lies in the swap cache until somebody needs room
+        assert paged.kept_bytes > 0.7 * before.held_bytes
     assert paged.swap_bytes > HEAP_MIB * MIB
     asleep = (await daemon.client.stat([A]))[A]
     assert (asleep.state, asleep.swap_bytes) == ("frozen", paged.swap_bytes)

@@ -193,3 +193,17 @@ async def test_the_audit_tail_is_the_last_rows_oldest_first(database: Database) 
         await database.write(lambda conn, row=row: audit.append(conn, row))  # type: ignore[misc]
     assert await database.read(lambda conn: audit.tail(conn, 2)) == rows[3:]
     assert await database.read(lambda conn: audit.tail(conn, 99)) == rows
+
+
+async def test_the_template_of_an_agent_is_kept_beside_its_spec(database: Database) -> None:
+    """Code that knows no templates refuses a spec with an unknown field: it reads the rest of it."""
+    agent = msgspec.structs.replace(ALICE, spec=msgspec.structs.replace(ALICE.spec, template="lg"))
+    await database.write(lambda conn: agents.insert(conn, agent))
+    await database.write(lambda conn: agents.insert(conn, BOB))
+    assert await database.read(agents.all) == [BOB, agent]
+    await database.write(lambda conn: agents.update(conn, agent))
+    assert await database.read(agents.all) == [BOB, agent]
+    spec = await database.read(lambda conn: conn.execute("SELECT spec FROM agents WHERE id = 'a1'").fetchone()[0])
+    assert "template" not in spec
+    await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
+    assert await database.read(lambda conn: conn.execute("SELECT count(*) FROM agent_templates").fetchone()[0]) == 0

@@ -150,4 +150,4 @@ async def test_who_is_on_the_screen_is_shown_as_it_is_now(box: Box) -> None:
             break
     else:
         raise AssertionError(f"it says {first.brief} for ever")
-    assert (first.rss_bytes or 0) > 0
+    assert (first.held_bytes or 0) > 0

@@ -13,7 +13,7 @@ PROGRAM = """
 from hive.up.screen import Screen
 screen = Screen(json={json})
 screen.tell("Hive is up")
-view = {{"name": "ann", "status": "paused", "depth": "light", "brief": "quiet for 9 s", "rss_bytes": 64 << 20,
+view = {{"name": "ann", "status": "paused", "depth": "light", "brief": "quiet for 9 s", "held_bytes": 64 << 20,
         "requests": 3, "tokens_in": 5, "tokens_out": 7, "last_wake_ms": 2.25}}
 for second in range(12):
     screen.show([view], now=100.0 + second)

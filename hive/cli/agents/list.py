@@ -12,7 +12,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall
 from hive.cli.terminal import drawn_again, fitted
-from hive.cli.text import STATES, milliseconds, number, size, span, state_of
+from hive.cli.text import STATES, milliseconds, number, ram, span, state_of
 from hive.errors import UsageError, did_you_mean
 
 ON_A_TERMINAL = 100
@@ -123,7 +123,7 @@ def listed(agents: list[Answer]) -> str:
             span(now - agent["since"]),
             number(agent["requests"]),
             f"{number(agent['tokens_in'])} / {number(agent['tokens_out'])}",
-            size(agent["rss_bytes"]),
+            ram(agent, now),
             number(agent["wakes"]),
             milliseconds(agent["last_wake_ms"]),
             agent["brief"],

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli.call import AgentName, Answer, CommandCall, Tail
-from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, state_of, table
+from hive.cli.text import ago, fields, harmless, milliseconds, number, ram, size, span, state_of, table
 from hive.client.client import path_of
 from hive.errors import BadRequest, UsageError
 from hive.terminal_text import MASK
@@ -105,6 +105,7 @@ def _shown(view: Answer) -> str:
         ("Cannot", "; ".join(f"{word} ({why_not})" for word, why_not in _capabilities(view) if why_not)),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
+        ("Template", _template(view)),
         ("Model", view["model"] or ""),
         ("Prompt", _prompt(view)),
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
@@ -132,6 +133,16 @@ def _prompt(view: Answer) -> str:
     if view["prewarm_note"]:
         return f"{length}, not read ahead: {view['prewarm_note']}"
     return length + (", read by the backend at each start and wake" if view["prewarm_on_start"] else "")
+
+
+def _template(view: Answer) -> str:
+    """
+    >>> _template({"template": "lg", "template_note": "its imports started threads"})
+    'lg, not used: its imports started threads'
+    """
+    if view["template"] is None:
+        return ""
+    return f"{view['template']}, not used: {view['template_note']}" if view["template_note"] else view["template"]
 
 
 def _depth(view: Answer) -> str:
@@ -165,9 +176,16 @@ def _runtime(view: Answer) -> str:
 
 
 def _memory(view: Answer) -> str:
-    if view["rss_bytes"] is None:
+    if view["held_bytes"] is None:
         return ""
-    return size(view["rss_bytes"]) + (f", and {size(view['swap_bytes'])} in swap" if view["swap_bytes"] else "")
+    told = [ram(view, time.time())]
+    if view["swap_cached_bytes"]:
+        told.append(f"of it {size(view['swap_cached_bytes'])} have a copy in swap and go when room is needed")
+    if view["swap_bytes"]:
+        told.append(f"and {size(view['swap_bytes'])} in swap")
+    if view["pss_bytes"] is not None and view["held_from"] != "pss":
+        told.append(f"PSS {size(view['pss_bytes'])}")
+    return ", ".join(told)
 
 
 def _limits(view: Answer) -> str:

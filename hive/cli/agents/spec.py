@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.agents.spec import PROMPT_MAX_BYTES, TOML_MAX_BYTES, check, check_toml, to_toml
+from hive.agents.spec import PLAIN, PROMPT_MAX_BYTES, SCRIPT, TOML_MAX_BYTES, check, check_toml, to_toml
 from hive.cli.agents.steer import refuse_failed, say_lacking
 from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import harmless
@@ -21,6 +22,7 @@ START_S = 60.0
 IN_FLAGS = {
     "command: empty": "hive agent create NAME -- /usr/bin/python3 /srv/agent.py",
     "docker: missing": "say --image",
+    "template: the runtime": "--template goes with processes: leave out --runtime and --image",
     "docker: the runtime": "--image goes with --runtime docker",
 }
 """A fault in a description → the flags to type about it."""
@@ -75,6 +77,12 @@ def create(
     cloud_tokens_per_day: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="The same of requests that leave the box.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Forked from this template: COMMAND is then a script of Python, and its own."
+        ),
+    ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="For its environment.")] = None,
 ) -> None:
     """Creates an agent and starts it.
@@ -85,11 +93,12 @@ def create(
     Examples:
       hive agent create alice -- /usr/bin/python3 /srv/alice.py
       hive agent create bob --port 9000 --idle 60 -e LOG=debug -- /srv/bob serve
+      hive agent create dora --template langgraph -- dora.py --verbose
       hive agent create carol --image python:3.12-slim --memory 512m --cpus 1.5 -- python3 -m http.server
     """
     spec = AgentSpec(
         name=name,
-        command=command or [],
+        command=(command or []) if template is None else located(command or []),
         runtime=runtime or (RuntimeKind.PROCESS if image is None else RuntimeKind.DOCKER),
         docker=_docker(image, mount or []),
         limits=Limits(memory_mb=None if memory is None else _mebibytes(memory), cpu=cpus, pids=pids),
@@ -109,6 +118,7 @@ def create(
         tokens_per_day=tokens_per_day,
         tokens_per_month=tokens_per_month,
         cloud_tokens_per_day=cloud_tokens_per_day,
+        template=template,
     )
     if prewarm and spec.system_prompt is None:
         raise UsageError("--prewarm: there is no prompt to be read", hint="say --system-prompt-file")
@@ -149,6 +159,18 @@ def export(call: CommandCall, name: AgentName) -> None:
     with call.about(name):
         spec = of_view(call.client.get(path_of(name)))
     call.show("agent.export", plain(spec), lambda: to_toml(spec).rstrip())
+
+
+def located(command: list[str]) -> list[str]:
+    """The command of a template's agent with its script's full path, where that is a file of this directory's.
+
+    >>> located(["-m", "agent"]), located(["/srv/a.py", "b.py"])
+    (['-m', 'agent'], ['/srv/a.py', 'b.py'])
+    """
+    at = 1 if command[:1] and command[0] in PLAIN else 0
+    if len(command) > at and command[at].endswith(SCRIPT) and os.path.isfile(command[at]):
+        return [*command[:at], os.path.abspath(command[at]), *command[at + 1 :]]
+    return command
 
 
 def _checked(spec: AgentSpec) -> AgentSpec:

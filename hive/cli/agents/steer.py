@@ -299,3 +299,5 @@ def say_lacking(call: CommandCall, view: Answer) -> None:
         call.say(f"{view['name']} runs without a limit: {view['limits_not_enforced']}")
     if view["prewarm_note"]:
         call.say(f"the prompt of {view['name']} is not read ahead: {view['prewarm_note']}")
+    if view.get("template_note"):
+        call.say(f"{view['name']} is no fork of template {view['template']}: {view['template_note']}")

@@ -79,7 +79,9 @@ def add_zram(subject: Subject) -> str:
     if wanted is None:
         raise WrongState("there is swap enough: it is full because agents are in it")
     device = zram.set_up(wanted.size_bytes)
-    return f"{device} of {_gib(wanted.size_bytes)} is swap now, until the next boot"
+    before = zram.read_single_pages()
+    alone = "" if before is None else f"; vm.page-cluster is 0 for it, as long ({before} before)"
+    return f"{device} of {_gib(wanted.size_bytes)} is swap now, until the next boot{alone}"
 
 
 # --- merged pages ------------------------------------------------------------------------------------------------

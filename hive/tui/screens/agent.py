@@ -73,13 +73,18 @@ def facts_of(row: AgentLine, view: Answer, *, now: float) -> list[Line]:
             ]
         ),
         line(
-            f"RAM {size(row.rss_bytes)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)} · "
+            f"RAM {size(row.rss_bytes)}{_age(row, now)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)} · "
             f"{count(row.in_flight)} in flight, {count(row.parked)} parked · {count(row.tokens_per_s)} tokens/s"
         ),
         line(f"{some(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out"),
     ]
     more = [*_wakes(row), *beside(view)]
     return [*lines, joined(line(said) for said in more)] if more else lines
+
+
+def _age(row: AgentLine, now: float) -> str:
+    """Told of a PSS: of a charge there is nothing to tell, it is of now."""
+    return "" if row.held_at is None else f" (PSS, {span(max(0.0, now - row.held_at))} old)"
 
 
 def _wakes(row: AgentLine) -> list[str]:

@@ -1,0 +1,43 @@
+"""An agent with LangGraph and langchain-openai: `create_react_agent` with one tool, streamed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+warnings.simplefilter("ignore")  # its deprecation of itself
+
+import serving
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
+
+look_up = tool(serving.look_up.__name__, description="Looks a word up in the books.")(
+    lambda word: serving.look_up(word)
+)
+
+
+def make_graph() -> Any:
+    model = ChatOpenAI(
+        model=os.environ.get("HIVE_MODEL") or "stub",
+        base_url=os.environ["OPENAI_BASE_URL"],
+        api_key=os.environ.get("OPENAI_API_KEY", "none"),
+        streaming=True,
+        timeout=300,
+    )
+    return create_react_agent(model, [look_up])
+
+
+graph = make_graph()
+
+
+def turn(messages: serving.Messages) -> str:
+    last: Any = None
+    for state in graph.stream({"messages": messages}, stream_mode="values"):
+        last = state["messages"][-1]
+    return str(last.content)
+
+
+if __name__ == "__main__":
+    serving.serve(turn)

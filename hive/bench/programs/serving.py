@@ -1,0 +1,95 @@
+"""The part that all agents of a density run have in common: a server socket, a history, the two steps of a turn.
+
+Standard library of Python 3.9 or newer. `POST /turn` is one turn and answers `{"turn", "answer"}`; `GET /` answers at
+once. An agent gives `serve` a function that takes the history and returns the answer's text.
+"""
+
+from __future__ import annotations
+
+import gc
+import http.server
+import json
+import os
+import random
+import string
+from typing import Any, Callable, Dict, List
+
+Messages = List[Dict[str, Any]]
+
+HISTORY_BYTES = 200_000
+INSTRUCTIONS = "You keep the books of an apiary. Look words up before you answer."
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up in the books.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+
+
+def look_up(word: str) -> str:
+    """Looks a word up in the books."""
+    return f"frames of {word}: 2"
+
+
+def history() -> Messages:
+    """A conversation of 200 KB, another one in each agent."""
+    letters = string.ascii_lowercase + "     "
+    messages: Messages = []
+    size = 0
+    while size < HISTORY_BYTES:
+        text = "".join(random.choices(letters, k=2000))
+        messages.append({"role": "user" if len(messages) % 2 == 0 else "assistant", "content": text})
+        size += len(text)
+    return messages
+
+
+def recent(messages: Messages) -> Messages:
+    """Chooses what of the history is sent with a turn: a summary of all of it, and its last words."""
+    words = sum(len(message["content"].split()) for message in messages)
+    system = {"role": "system", "content": f"{INSTRUCTIONS} ({words} words so far)"}
+    return [system, *messages[-3:]]
+
+
+def serve(turn: Callable[[Messages], str]) -> None:
+    """Serves turns at HIVE_AGENT_PORT until the end; one at a time, as an agent does."""
+    told: Dict[str, Any] = {"turn": 0, "messages": history()}
+
+    class TurnHandler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer({"turn": told["turn"]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path == "/collect":
+                gc.collect()
+                self._answer({"turn": told["turn"]})
+                return
+            told["turn"] += 1
+            question = {"role": "user", "content": f"Turn {told['turn']}: how much honey is there?"}
+            messages = told["messages"] = [*told["messages"][2:], question]
+            text = turn(recent(messages))
+            messages.append({"role": "assistant", "content": text})
+            self._answer({"turn": told["turn"], "answer": text})
+
+        def _answer(self, found: Dict[str, Any]) -> None:
+            body = json.dumps(found).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = True
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    class TurnServer(http.server.HTTPServer):
+        request_queue_size = 64
+        allow_reuse_address = True
+
+    TurnServer(("127.0.0.1", int(os.environ["HIVE_AGENT_PORT"])), TurnHandler).serve_forever()

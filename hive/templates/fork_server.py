@@ -1,0 +1,295 @@
+"""The fork server of a template: `python fork_server.py [FD]` imports, warms, and makes children that become agents.
+
+It speaks with the helper over one SEQPACKET socket (descriptor 3), a JSON object in each packet; when that closes it
+ends, and its children go on. A child waits until the process between has ended, sets itself up, hands its pidfd over on
+a socket of its own, and waits again: for `go` it goes on as the script, for anything else it ends with 125.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import signal
+import site
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any, NoReturn
+
+PACKET_BYTES = 64 * 1024
+DESCRIPTORS_MAX = 8
+NOT_RELEASED = 125
+PARENT_S = 5.0
+"""For the process between template and child to end."""
+
+
+def _load(name: str) -> types.ModuleType:
+    """A module of this directory, under no name that an agent's own may have."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"_hive_template_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
+
+
+class UnfitTemplate(Exception):
+    """Something keeps this process from being a template; in a sentence."""
+
+
+class Packets:
+    """One end of a SEQPACKET socket."""
+
+    def __init__(self, fd: int) -> None:
+        self._sock = socket.socket(fileno=fd)
+
+    def say(self, content: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._sock.sendmsg([json.dumps(content).encode()], ancillary)
+
+    def hear(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next packet; None where the other end is closed."""
+        data, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES, DESCRIPTORS_MAX)
+        return (json.loads(data), list(fds)) if data else None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class ForkServer:
+    """The template, before and after it is ready."""
+
+    def __init__(self, control: Packets) -> None:
+        self.control = control
+        self.randoms = reset.UnseededRandoms()
+        self.env = dict(os.environ)
+
+    # --- getting ready -----------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Does what the first message asks, and says that it is ready, or what failed. Ends the process where not."""
+        try:
+            order = self._hear("start")
+            notes: list[str] = []
+            if order["user_namespace"]:
+                self._enter_user_namespace(order["own_network"])
+            if order["filter"] is not None:
+                unit_setup.load_filter(base64.b64decode(order["filter"]))
+            began = time.monotonic()
+            self._import(order["imports"], order["warm"])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            gc.disable()
+            gc.collect()
+            gc.collect()
+            gc.freeze()
+            self._check()
+            if order["pin"]:
+                try:
+                    kernel.lock_memory()
+                except OSError as error:
+                    notes.append(f"its memory is not pinned: {error.strerror}")
+            self.control.say(
+                {
+                    "ready": {
+                        "threads": len(os.listdir("/proc/self/task")),
+                        "imports_s": time.monotonic() - began,
+                        "python": platform.python_version(),
+                        "packages": _package_directories(),
+                        "notes": notes,
+                    }
+                }
+            )
+        except UnfitTemplate as error:
+            self.control.say({"failed": str(error)[:2000]})
+            sys.exit(1)
+
+    def _hear(self, word: str) -> dict[str, Any]:
+        heard = self.control.hear()
+        if heard is None:
+            os._exit(0)
+        if word not in heard[0]:
+            raise UnfitTemplate(f"{word} was expected")
+        return heard[0][word]  # type: ignore[no-any-return]
+
+    def _enter_user_namespace(self, own_network: bool) -> None:
+        """Its user is the same number inside as outside, and root is nobody there."""
+        try:
+            kernel.unshare(kernel.CLONE_NEWUSER | (kernel.CLONE_NEWNET if own_network else 0))
+        except OSError as error:
+            raise UnfitTemplate(f"it may have no user namespace of its own: {error.strerror}") from error
+        self.control.say({"unshared": {}})
+        self._hear("mapped")
+
+    def _import(self, imports: list[str], recipes: list[str]) -> None:
+        self.randoms.watch()
+        for name in imports:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                raise UnfitTemplate(f"import {name} failed: {_in_words(error)}") from error
+        for name in recipes:
+            try:
+                warm.find(name)()
+            except BaseException as error:
+                raise UnfitTemplate(f"warm {name} failed: {_in_words(error)}") from error
+        self.randoms.watch_no_more()
+
+    def _check(self) -> None:
+        """A thread is not copied by a fork, and an open descriptor would be every child's."""
+        names = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+        if names:
+            raise UnfitTemplate(f"its imports started threads, which a fork does not copy: {', '.join(names)}")
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1 + _threads_of_openblas():
+            raise UnfitTemplate(f"its imports started {threads - 1} threads, which a fork does not copy")
+        left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control.fileno()]
+        if left:
+            raise UnfitTemplate(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
+
+    # --- children ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> dict[str, Any]:
+        """Makes children until the helper closes the socket. Returns in a child only: its order, once released."""
+        while True:
+            heard = self.control.hear()
+            if heard is None:
+                os._exit(0)
+            message, fds = heard
+            if "fork" in message:
+                between = os.fork()
+                if between == 0:
+                    parent = os.getpid()
+                    if os.fork():
+                        os._exit(0)
+                    return self._become(message["fork"], fds, parent)
+                os.waitpid(between, 0)
+            for fd in fds:
+                os.close(fd)
+
+    def _become(self, order: dict[str, Any], fds: list[int], parent: int) -> dict[str, Any]:
+        try:
+            self.control.close()
+            line = Packets(fds[1])
+        except BaseException:
+            os._exit(NOT_RELEASED)
+        try:
+            self._set_up(order, fds, parent, line)
+            heard = line.hear()
+            if heard is None or "go" not in heard[0]:
+                os._exit(NOT_RELEASED)
+            line.close()
+        except BaseException as error:
+            _fail(line, error)
+        try:
+            reset.reset(order["env"], self.randoms, self.env)
+        except BaseException as error:
+            os.write(2, f"hive: its template cannot make it what it should be: {_in_words(error)}\n".encode())
+            os._exit(NOT_RELEASED)
+        return order
+
+    def _set_up(self, order: dict[str, Any], fds: list[int], parent: int, line: Packets) -> None:
+        until = time.monotonic() + PARENT_S
+        while os.getppid() == parent:
+            if time.monotonic() > until:
+                raise OSError("the process between it and the template does not end")
+            time.sleep(0.0005)
+        os.setsid()
+        os.dup2(fds[0], 1)
+        os.dup2(fds[0], 2)
+        if order["own_network"]:
+            kernel.unshare(kernel.CLONE_NEWNET)
+            kernel.bring_up_loopback()
+        if order["place"] is not None:
+            unit_setup.own_mounts(order["place"], fds[2:])
+        for kind, soft, hard in order["limits"]:
+            if resource.getrlimit(kind) != (soft, hard):
+                resource.setrlimit(kind, (soft, hard))
+        if order["uid"] is not None:
+            unit_setup.become(order["uid"], order["uid"] if order["gid"] is None else order["gid"])
+            unit_setup.drop_rights()
+        unit_setup.forbid_new_privileges()
+        unit_setup.be_dumpable()
+        os.umask(order["umask"])
+        os.chdir(order["cwd"])
+        words = [sys.executable, *order["argv"]]
+        entries = [f"{name}={value}" for name, value in order["env"].items()]
+        with contextlib.suppress(OSError):  # then `ps` shows the template's
+            kernel.show_as([os.fsencode(word) for word in words], [os.fsencode(entry) for entry in entries])
+        sys.orig_argv = words  # type: ignore[misc,attr-defined,unused-ignore]
+        os.closerange(3, line.fileno())
+        os.closerange(line.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        if order["filter"] is not None:
+            unit_setup.load_filter(base64.b64decode(order["filter"]))
+        pidfd = os.pidfd_open(os.getpid())
+        line.say({"pid": os.getpid()}, (pidfd,))
+        os.close(pidfd)
+
+
+def _fail(line: Packets, error: BaseException) -> NoReturn:
+    with contextlib.suppress(BaseException):
+        line.say({"failed": _in_words(error)[:2000]})
+    os._exit(NOT_RELEASED)
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _threads_of_openblas() -> int:
+    """Each OpenBLAS of numpy or scipy has one for every core but the first, and ends them itself before a fork."""
+    with open("/proc/self/maps") as file:
+        found = set(re.findall(r"/\S*openblas\S*\.so\S*", file.read()))
+    return len(found) * max(0, (os.cpu_count() or 1) - 1)
+
+
+def _open_descriptors() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue  # of the listing itself
+    return found
+
+
+def _package_directories() -> list[str]:
+    known = [*site.getsitepackages(), *(path for path in sys.path if path.endswith(("-packages",)))]
+    return [path for path in dict.fromkeys(known) if os.path.isdir(path)][:16]
+
+
+def main() -> dict[str, Any]:
+    """The whole life of a template. Returns in a released child, with its order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for Hive, which closes the socket
+    sys.path.pop(0)
+    fd = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    os.set_inheritable(fd, False)
+    server = ForkServer(Packets(fd))
+    server.prepare()
+    return server.serve()
+
+
+if __name__ == "__main__":
+    _order = main()
+    _main = script.make_main()
+    script.run(_order["argv"])

@@ -1,0 +1,23 @@
+"""Agents of a template as units of a real systemd: unit_templates_inside.py, told here test by test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.host.test_unit import Results, names_in, run_inside
+
+INSIDE = ("unit_templates_inside.py",)
+
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(850)]
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    yield from run_inside(INSIDE)
+
+
+@pytest.mark.parametrize("name", names_in(INSIDE))
+def test_under_systemd(results: Results, name: str) -> None:
+    results.tell(name)
