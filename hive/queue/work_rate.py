@@ -13,11 +13,9 @@ KEPT_S = 120.0
 LEARNT = 0.2
 """Share of the newest request in what a size is taken for."""
 MOST_RATIO = 32.0
-"""Bound of what a size is taken for: so many times what it is taken for at the start, and that part of it.
-
-From 512 bytes for a second of sound, fewer than any codec of speech needs, to 512,000. A minute of silence is 100 bytes
-where a client wants it to be, and all clients of the line are reckoned with by what was learnt.
-"""
+"""Times by which what a size is taken for may grow or shrink from its start: to 500 bytes for a second of sound, fewer
+than speech needs, and to 512,000. A minute of silence can be a file of 18 KB, and all clients of the line are reckoned
+with by what was learnt of one."""
 
 
 class WorkUnit(NamedTuple):
