@@ -310,7 +310,7 @@ def test_every_command_that_is_named_exists(command: str, capsys: pytest.Capture
     words = shlex.split(command.removeprefix("sudo "))
     if words[0] == "hive":
         verbs = [word for word in words[1:] if not word.startswith(("-", "/"))]
-        assert main([*verbs[: 2 if verbs[0] in ("backend", "config") else 1], "--help"]) == 0
+        assert main([*verbs[: 2 if verbs[0] in ("backend", "config", "template") else 1], "--help"]) == 0
         text = capsys.readouterr().out
         assert all(word in text for word in words if word.startswith("--"))
     elif words[0] == "systemctl":
