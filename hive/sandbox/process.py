@@ -430,8 +430,8 @@ class ProcessRuntime:
             return await self._start_program(agent, spec, mark)
         try:
             return await self._fork(agent, spec, spec.template, mark)
-        except HiveError as error:
-            why = error.message
+        except (HiveError, OSError) as error:
+            why = str(error)
         name, python = spec.template.name, spec.template.python
         log.warning("template_not_used agent=%s template=%s why=%r", spec.name, name, why)
         plain = msgspec.structs.replace(spec, command=exec_of(spec.command, python))
@@ -479,7 +479,7 @@ class ProcessRuntime:
         )
 
     async def _fork(self, agent: str, spec: SandboxSpec, template: TemplateSpec, mark: str) -> RunningAgent:
-        """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
+        """Starts it as a child of its template. Raises HiveError or OSError where it has to be an ordinary program."""
         env = environment_of(spec, mark)
         if why := why_not_forked(spec, env, environment_of_template(template), is_root=os.geteuid() == 0):
             raise NotSupported(why)

@@ -55,26 +55,29 @@ async def fork(agent: str, spec: SandboxSpec, env: Mapping[str, str], ground: Fo
         unused.callback(os.close, log_fd)
         child = await ground.templates.fork(template, order_of(agent, spec, spec.template, env), log_fd=log_fd)
         unused.callback(child.close)
-        made.callback(child.kill)
-        leaf = ground.subtree.leaf(agent) if ground.subtree else None
-        if leaf is not None:
-            await leaf.let_go()
-            # No await from here until it is in: `close` of an earlier start may yet remove a group that is empty.
-            leaf.make()
-            made.callback(leaf.remove)
-        fence = ground.fences.make(agent, spec.limits, leaf)
-        made.callback(fence.remove)
-        for directory in (*([leaf.path] if leaf else []), *fence.dirs):
-            write_control(directory / "cgroup.procs", str(child.pid).encode())
-        if differing := differing_limits(child.pid, spec.limits.files):
-            raise NotPermitted(f"its child has other limits than were asked for: {', '.join(differing)}")
-        inner = None
-        if spec.egress == []:
-            inner = netns.listen_inside(child.pidfd, INNER_PORT)
-            if inner is None:
-                raise NotPermitted("its template made no network for it")
-            made.callback(inner.close)
-        await child.release()
+        try:
+            leaf = ground.subtree.leaf(agent) if ground.subtree else None
+            if leaf is not None:
+                await leaf.let_go()
+                # No await from here until it is in: `close` of an earlier start may yet remove a group that is empty.
+                leaf.make()
+                made.callback(leaf.remove)
+            fence = ground.fences.make(agent, spec.limits, leaf)
+            made.callback(fence.remove)
+            for directory in (*([leaf.path] if leaf else []), *fence.dirs):
+                write_control(directory / "cgroup.procs", str(child.pid).encode())
+            if differing := differing_limits(child.pid, spec.limits.files):
+                raise NotPermitted(f"its child has other limits than were asked for: {', '.join(differing)}")
+            inner = None
+            if spec.egress == []:
+                inner = netns.listen_inside(child.pidfd, INNER_PORT)
+                if inner is None:
+                    raise NotPermitted("its template made no network for it")
+                made.callback(inner.close)
+            await child.release()
+        except BaseException:
+            await child.end()
+            raise
         made.pop_all()
         ended_fd = child.take_pidfd()
     run = Run(

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hive.errors import DependencyDown, HiveError, NotSupported, TimedOut, WrongState
-from hive.host.process import Identity, identify
+from hive.host.process import Identity, identify, wait_until_over
 from hive.link.specs import TemplateSpec
 from hive.sandbox.entering import readable
 from hive.sandbox.template_check import OpenFile, pid_of
@@ -153,6 +153,11 @@ class WaitingChild:
         if self.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kills it and waits until it has ended: only then its control group is free for another."""
+        self.kill()
+        await wait_until_over(lambda: self.pidfd < 0 or has_ended(self.pidfd), END_S)
 
     def take_pidfd(self) -> int:
         """The pidfd, the caller's from then on."""

@@ -197,15 +197,15 @@ class UnitRuntime:
             return await self._start_program(agent, spec, mark)
         try:
             return await self._fork(agent, spec, template, mark)
-        except HiveError as error:
-            why = error.message
+        except (HiveError, OSError) as error:
+            why = str(error)
         log.warning("template_not_used agent=%s template=%s why=%r", spec.name, template.name, why)
         plain = msgspec.structs.replace(spec, command=exec_of(spec.command, template.python))
         said = f"hive: started as a program of its own, not from template {template.name}: {why}"
         return await self._start_program(agent, plain, mark, said=said)
 
     async def _fork(self, agent: str, spec: SandboxSpec, of: TemplateSpec, mark: str) -> RunningAgent:
-        """Starts it as a child of its template. Raises HiveError that says why it has to be an ordinary program."""
+        """Starts it as a child of its template. Raises HiveError or OSError where it has to be an ordinary program."""
         env, unit, places = environment_of(spec, mark), unit_of(agent), self._places(agent, spec)
         if why := why_not_forked(_apart(spec), env, environment_of_template(of), is_root=True):
             raise NotSupported(why)
