@@ -100,8 +100,14 @@ async def test_descriptors_that_end_in_the_middle_of_requests_are_an_answer_and_
         await asyncio.sleep(1)
         go.set()
         await asyncio.sleep(0.5)  # a displaced connection is at its end at once, and not waited for
-        answered = await statuses_now(clients)
-        assert set(answered) <= {200, 502, 503, 0}
+        answered, waiting = [], clients
+        for _ in range(20):  # a busy machine takes its time for the first ones
+            found = await statuses_now(waiting)
+            answered += [status for status in found if status]
+            waiting = [client for client, status in zip(waiting, found, strict=True) if not status]
+            if answered.count(200) > 20:
+                break
+        assert set(answered) <= {200, 502, 503}
         assert answered.count(200) > 20
         for client in clients:
             client.close()
