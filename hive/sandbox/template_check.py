@@ -10,6 +10,7 @@ in order (an older agent of the same template) is told by the helper's own socke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -261,7 +262,11 @@ def _descriptors(directory: int) -> dict[int, OpenFile]:
     try:
         with os.scandir(names) as entries:
             numbers = sorted(int(entry.name) for entry in islice(entries, DESCRIPTORS_READ))
-        return {number: OpenFile.of(os.stat(str(number), dir_fd=names)) for number in numbers}
+        found = {}
+        for number in numbers:
+            with contextlib.suppress(FileNotFoundError):  # it was closed since; a dead process has none at all
+                found[number] = OpenFile.of(os.stat(str(number), dir_fd=names))
+        return found
     finally:
         os.close(names)
 

@@ -31,7 +31,8 @@ from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
-CLOSES_S = 0.1
+CLOSES_S = 1.0
+"""For a child to close its own pidfd once it has handed it over: microseconds, more on a busy machine."""
 OWN_IN_A_PLACE = frozenset({"net", "mnt", "ipc", "uts"})
 """Namespaces that a child has of its own where it has a place in a unit."""
 PACKAGES_MAX = 5000
