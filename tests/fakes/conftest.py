@@ -9,5 +9,7 @@ collect_ignore = [
     "fake_ollama.py",
     "fake_vmm_api.py",
     "fake_vsock.py",
+    "lying_fork_server.py",
+    "lying_template.py",
     "scripted_server.py",
 ]
