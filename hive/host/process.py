@@ -536,11 +536,16 @@ def ancestors(pid: int) -> list[int]:
 
 
 def reaped_here(pidfd: int) -> int | None:
-    """The exit code as a shell counts of a process that has ended and whose parent is this one; else None."""
+    """The exit code as a shell counts of a process that has ended and whose parent is this one; else None.
+
+    None too for a descriptor that is no pidfd: of a process that was over before it could be opened.
+    """
     try:
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ECHILD, errno.EBADF, errno.EINVAL):
+            return None
+        raise
     if ended is None:
         return None
     return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status

@@ -64,7 +64,7 @@ log = logging.getLogger("hive.sandbox")
 TOOLS = ("systemd-run", "systemctl", "journalctl", "setpriv")
 BECOMES_S = 10.0
 """Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
-SAID_S = 1.0
+SAID_S = 2.0
 """Seconds the journal may take to have the last line of a unit that ended; seen: more than the unit lived."""
 ROOT_STEP_NAME = "root_step"
 """Beside the agents' scripts; no agent's id has such a character."""

@@ -362,6 +362,19 @@ def main_pid(unit: str) -> str:
     return run("systemctl", "show", "-p", "MainPID", "--value", f"{unit}.service").stdout.strip()
 
 
+def restart_hive() -> int:
+    """The exit code of `systemctl restart hive.target`, once another daemon answers and another proxy is connected.
+
+    The command waits for the target only: for a moment the old ones still answer.
+    """
+    old = {unit: main_pid(unit) for unit in ("hive-daemon", "hive-proxy")}
+    code = run("systemctl", "restart", "hive.target").returncode
+    until("all are started anew", lambda: all(main_pid(unit) not in ("0", pid) for unit, pid in old.items()))
+    until("hive answers", lambda: run("hive", "pool", "--json").returncode == 0)
+    until("the proxy is there", lambda: bool(hive("status")["proxy"]["connected"]))
+    return code
+
+
 def leaks() -> list[str]:
     """Places other than its own in which a secret's value stands."""
     values = {path.name: path.read_bytes().strip() for path in Path("/etc/hive/secrets").iterdir()}

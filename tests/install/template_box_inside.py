@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.install.box_inside import SOURCES, agents, hive, main_pid, run, statuses, until
+from tests.install.box_inside import SOURCES, agents, hive, main_pid, restart_hive, run, statuses, until
 
 TEMPLATES = Path("/etc/hive/templates.d")
 DESCRIBED = """
@@ -89,8 +89,7 @@ def work() -> dict[str, Any]:
         (place / name).write_text(text)
         (place / name).chmod(0o644)
     checked = run("hive", "config", "check")
-    run("systemctl", "restart", "hive.target")
-    until("hive answers again", lambda: run("hive", "agent", "list").returncode == 0)
+    restart_hive()
     found: dict[str, Any] = {"checked": [checked.returncode, checked.stdout + checked.stderr]}
     create("one", "--env", "PLAIN=1", "--autostart", "--restart", "always", "--", "/srv/agents/agent.py", "a")
     until("one runs", lambda: statuses()["one"] == "running")
