@@ -11,12 +11,10 @@ from pathlib import Path
 from hive.errors import HiveError, NotSupported
 from hive.host import zram
 from hive.host.memory import SYS_BLOCK, read_swaps, read_zrams
-from hive.host.process import spawn
 
 MIB = 1024 * 1024
 PRIORITY = 32767
 """The highest there is: a swap of the host's own is not touched before ours is full."""
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 KINDS = ("zram", "file")
 
 Note = Callable[..., None]
@@ -70,13 +68,7 @@ def drop_zram(before: Sequence[str], size_bytes: int) -> None:
 
 
 def _run(*command: str) -> None:
-    """Runs one of the system's programs to its end. Raises HiveError with the last line it wrote."""
-    reading, writing = os.pipe()
-    with open(reading, errors="replace") as output:
-        try:
-            child = spawn(command, env={"PATH": PATH}, stdout_fd=writing)
-        finally:
-            os.close(writing)
-        said = output.read().strip().splitlines()
-        if child.wait() != 0:
-            raise NotSupported(f"no swap file here: {said[-1] if said else command[0] + ' failed'}")
+    try:
+        zram.run_tool(*command)
+    except HiveError as error:
+        raise NotSupported(f"no swap file here: {error.message}") from error

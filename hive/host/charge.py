@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from hive.host.memory import KIB
+from hive.host.rollup import read_rollups
 
 _OF_V2 = ("memory.current", "inactive_file", "swapcached")
 _OF_V1 = ("memory.usage_in_bytes", "total_inactive_file", "total_swapcached")
@@ -62,35 +62,15 @@ class Pss(NamedTuple):
     swap_bytes: int
 
 
-def parse_pss(text: str) -> Pss | None:
-    """PSS by the text of `smaps_rollup`; None where it does not say.
-
-    >>> parse_pss("Rss: 90 kB\\nPss:  9 kB\\nPss_Anon:  4 kB\\nSwap: 8 kB\\nSwapPss:  1 kB\\n"), parse_pss("")
-    (Pss(held_bytes=9216, swap_bytes=1024), None)
-    """
-    found = {words[0]: words[1] for words in (line.split() for line in text.splitlines()) if len(words) == 3}
-    if not found.get("Pss:", "").isdigit():
-        return None
-    return Pss(int(found["Pss:"]) * KIB, int(found.get("SwapPss:", 0)) * KIB)
-
-
 def read_pss(pids: Iterable[int]) -> Pss | None:
     """PSS of these processes together; None where one of them may not be looked at, or none is left.
 
     The kernel walks all of their memory: some milliseconds for 100 MiB. Off the loop.
     """
-    held, swapped, looked_at = 0, 0, False
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        except OSError:
-            return None
-        if (found := parse_pss(text)) is None:
-            return None
-        held, swapped, looked_at = held + found.held_bytes, swapped + found.swap_bytes, True
-    return Pss(held, swapped) if looked_at else None
+    found = read_rollups(pids, wanted=("Pss",))
+    if not found:
+        return None
+    return Pss(sum(sizes["Pss"] for sizes in found), sum(sizes.get("SwapPss", 0) for sizes in found))
 
 
 def _text(path: Path) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hive.host.cgroup import mount_of_v1
-from hive.host.memory import KIB
+from hive.host.rollup import read_rollups
 
 _V1 = ("total_rss", "total_shmem")
 _V2 = ("anon", "shmem")
-_PSS = ("Pss_Anon:", "Pss_Shmem:")
+_PSS = ("Pss_Anon", "Pss_Shmem")
 
 
 def parse_group(text: str) -> int | None:
@@ -41,35 +41,13 @@ def held_by_group(group: Path) -> int | None:
         return None
 
 
-def parse_rollup(text: str) -> int | None:
-    """Anonymous and shared memory in bytes by the text of `smaps_rollup`.
-
-    >>> parse_rollup("Pss:  9 kB\\nPss_Anon:  4 kB\\nPss_Shmem:  1 kB\\n"), parse_rollup("Pss:  9 kB\\n")
-    (5120, None)
-    """
-    found = {words[0]: words[1] for words in (line.split() for line in text.splitlines()) if len(words) == 3}
-    if not all(found.get(name, "").isdigit() for name in _PSS):
-        return None
-    return sum(int(found[name]) for name in _PSS) * KIB
-
-
 def held_by_processes(pids: Iterable[int]) -> int | None:
     """Anonymous and shared memory in bytes of these processes; None where one of them may not be looked at.
 
     A process that is gone holds none. The kernel walks all of each one's memory: 10 ms for some gigabytes.
     """
-    total = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        except OSError:
-            return None
-        if (held := parse_rollup(text)) is None:
-            return None
-        total += held
-    return total
+    found = read_rollups(pids, wanted=_PSS)
+    return None if found is None else sum(sizes[name] for sizes in found for name in _PSS)
 
 
 def own_v1_group(controller: str, cgroups: str, mounts: str) -> Path | None:

@@ -137,8 +137,8 @@ def set_up(size_bytes: int, algorithm: str | None = None, *, priority: int = PRI
     device = _add()
     try:
         _configure(SYS_BLOCK / Path(device).name, size_bytes, algorithm)
-        _run("mkswap", device)
-        _run("swapon", "--priority", str(priority), device)
+        run_tool("mkswap", device)
+        run_tool("swapon", "--priority", str(priority), device)
     except BaseException:
         _remove(device)
         raise
@@ -170,7 +170,7 @@ def take_down(device: str) -> None:
     Raises NotPermitted, HiveError (RAM has no room for what is in it, it is used otherwise).
     """
     if any(swap.path == device for swap in read_swaps() or ()):
-        _run("swapoff", device)
+        run_tool("swapoff", device)
     _remove(device)
 
 
@@ -178,7 +178,7 @@ def _add() -> str:
     """A new device; the module is loaded where it is none of the kernel's own."""
     if not CONTROL.exists():
         with contextlib.suppress(HiveError):
-            _run("modprobe", "zram", "num_devices=0")
+            run_tool("modprobe", "zram", "num_devices=0")
     with _translated():
         return f"/dev/zram{int((CONTROL / 'hot_add').read_text())}"
 
@@ -228,7 +228,7 @@ def _translated() -> Iterator[None]:
         raise HiveError(f"the kernel refuses that zram device: {error.strerror}") from error
 
 
-def _run(*command: str) -> None:
+def run_tool(*command: str) -> None:
     """Runs one of the system's programs to its end. Raises HiveError with the last line it wrote."""
     reading, writing = os.pipe()
     with open(reading, errors="replace") as output:

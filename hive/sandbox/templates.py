@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hive.errors import HiveError, NotFound
 from hive.host.cgroup import Leaf, own_cgroup
-from hive.host.memory import KIB
 from hive.host.process import Identity, ancestors, wait_until_over
+from hive.host.rollup import read_rollups
 from hive.link.helper import Templates, TemplateStat
 from hive.link.specs import TemplateSpec
 from hive.sandbox.template import Distrusted, ForkOrder, Template, TemplatePlaces, TemplateProcess, WaitingChild
@@ -251,22 +251,13 @@ def _stat(entry: _Entry, forked: Mapping[str, str]) -> TemplateStat:
 def held(process: TemplateProcess) -> tuple[int, int]:
     """Bytes of RAM charged to a template (without a memory controller its anonymous memory), and of them those that
     others map too. Of files nothing counts as shared: programs share those without a template."""
-    sizes = rollup(process.main.pid)
+    (sizes,) = read_rollups([process.main.pid], wanted=()) or [{}]
     anonymous = sizes.get("Anonymous", 0)
     charged = anonymous
     if process.group is not None:
         with contextlib.suppress(OSError, ValueError):
             charged = int((process.group / "memory.current").read_text())
     return charged, min(charged, max(0, anonymous - sizes.get("Private_Dirty", 0)))
-
-
-def rollup(pid: int) -> dict[str, int]:
-    """The figures of /proc/PID/smaps_rollup in bytes; empty where it may not be read. It walks all page tables."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:
-        return {}
-    return {words[0].rstrip(":"): int(words[1]) * KIB for line in lines if len(words := line.split()) == 3}
 
 
 def youngest(directories: list[str]) -> float:
