@@ -17,6 +17,8 @@ NOBODY = 65534
 """Agents run as users of their own under Hive; the plain ones run as this one, so that both read the same files."""
 NODE_MODULES = "HIVE_BENCH_NODE_MODULES"
 """Environment name of the directory with the package for Node."""
+ITS_NODE_MODULES = "BENCH_NODE_MODULES"
+"""The same as the agent has it: an agent's own names do not begin with HIVE_."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -132,7 +134,7 @@ def _node(program: AgentProgram) -> Chosen:
             "the package openai for Node is not there",
             hint="cd /srv/agents && npm install openai, then HIVE_BENCH_NODE_MODULES=/srv/agents/node_modules",
         )
-    return Chosen(program, node, {NODE_MODULES: given})
+    return Chosen(program, node, {ITS_NODE_MODULES: given})
 
 
 def plain_env() -> dict[str, str]:

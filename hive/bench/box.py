@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hive.errors import HiveError, NotSupported
@@ -20,6 +20,7 @@ from hive.host.limits import oom_kills
 from hive.host.memory import read_zram
 from hive.host.memory_box import V1, V2, given_back
 from hive.host.process import identify, write_control
+from hive.host.rollup import read_rollups
 
 MIB = 1024 * 1024
 RESERVE_BYTES = 4 * MIB
@@ -128,6 +129,20 @@ class MemoryBox:
         """RAM that the zram device takes."""
         found = read_zram(self._device) if self._device else None
         return 0 if found is None else found.memory_bytes
+
+    def held_by(self, pids: Iterable[int]) -> int:
+        """RAM that these processes hold: their share of each page, and of the zram device what their swap takes in it.
+
+        What others in the box give back, or take, changes nothing of it. Page tables are not in it.
+        """
+        found = read_zram(self._device) if self._device else None
+        squeezed = found.memory_bytes / found.original_bytes if found is not None and found.original_bytes else 0.0
+        rollups = read_rollups(pids, wanted=()) or []
+        shares = (
+            (each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0), min(1.0, squeezed) * each.get("SwapPss", 0))
+            for each in rollups
+        )
+        return round(sum(map(sum, shares)))
 
     def killed(self) -> int:
         """Number of processes the kernel killed in it because it was full. v2 counts groups below it by itself."""

@@ -57,8 +57,8 @@ SLO_FILE_S = 1.0
 """A swap file: p95 at most this."""
 FIT_EVERY_S = 0.1
 MOST = 1500
-LEAST_MIB = 2.0
-"""No agent was seen to take less, merged and asleep; what Hive itself gives back meanwhile can make it look so."""
+LEAST_MIB = 1.0
+"""No agent was seen to take less."""
 START_OVER_S = 60.0
 """A step that has begun may take so long over its time to have its agents."""
 SWAP_FACTOR = 4
@@ -334,8 +334,6 @@ class _Search:
         box = self._ground.box
         seen: list[tuple[int, float]] = []
         awake: list[float] = []
-        if self._village is not None and village.serving:
-            await asyncio.to_thread(box.empty)  # Hive gives most of what it does not use now, not between the two
         for agents in (few, more):
             why = await village.grow(agents)
             if why:
@@ -344,17 +342,17 @@ class _Search:
             if why := await village.why_not_as_meant():
                 raise NotSupported(why)
             await village.rest()
-            awake.append(_mib(box))
+            awake.append(self._agents_mib(village))
             if self._way == "none":
                 await self._reference(village)
             else:
                 await asyncio.to_thread(box.empty)
                 await asyncio.sleep(1)  # who works takes back what he works with
-            seen.append((agents, _mib(box)))
+            seen.append((agents, self._agents_mib(village)))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
         asleep_mib = max(LEAST_MIB, marginal_mib(seen[0], seen[1]))
-        awake_mib = max(awake_mib, asleep_mib)  # Hive gave some back between the two looks
-        base_mib = 0.0 if self._way == "none" else max(0.0, seen[1][1] - more * asleep_mib)  # Hive, a template
+        awake_mib = max(awake_mib, asleep_mib)
+        base_mib = 0.0 if self._way == "none" else max(0.0, _mib(box) - more * asleep_mib)  # Hive, a template
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst
         if self._swap == "file":
@@ -362,6 +360,13 @@ class _Search:
         guess = first_guess(box.size_bytes / MIB, base_mib, mib)
         self._run.say(f"  one more agent takes {mib:.1f} MiB, Hive {self._hive_mib:.0f} MiB: about {guess} agents")
         return mib, guess
+
+    def _agents_mib(self, village: Village) -> float:
+        """MiB that agents hold, and their template. Under Hive by their processes: Hive's own memory goes to swap and
+        comes back by more than a few agents have, and the difference of two looks at the box is then that of Hive."""
+        if not village.serving:
+            return _mib(self._ground.box)
+        return self._ground.box.held_by(set(self._ground.box.pids()) - set(village.serving)) / MIB
 
     async def _reference(self, village: Village) -> None:
         """p95 of a few agents that nothing is swapped of."""

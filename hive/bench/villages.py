@@ -22,7 +22,7 @@ from hive.bench.box import MemoryBox
 from hive.bench.driver import CalledAgent, ask, waves
 from hive.client.client import Client
 from hive.errors import HiveError, TimedOut
-from hive.host.process import children_of, spawn
+from hive.host.process import spawn
 
 FIRST_PORT = 20_000
 """Below the ephemeral range (32768 and up), so that no outgoing connection sits on it."""
@@ -244,7 +244,7 @@ class HiveVillage:
         finally:
             os.close(log)
         await self._until_up(self._up)
-        self.serving = [self._up.pid, *children_of(self._up.pid)]
+        self.serving = self._ground.box.pids()  # there is no agent yet, and no template
 
     def _conf(self) -> str:
         text = CONF.format(reserve_mb=self._ground.box.size_bytes // 20 >> 20)

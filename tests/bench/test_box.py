@@ -98,6 +98,24 @@ def test_a_box_that_holds_more_than_it_has_says_so_once() -> None:
         assert not box.was_overrun()
 
 
+def test_what_agents_hold_is_told_although_others_in_the_box_give_back_more() -> None:
+    """So it is while Hive's own memory goes to swap: with more agents the box may hold less."""
+    with zram_swap(256) as device, made(200, device=device) as box:
+        other, agents = start(box, TOUCHES, 60), [start(box, TOUCHES, 10)]
+        held, used = [], []
+        for _ in range(2):
+            pids = [agent.pid for agent in agents]
+            until(lambda: box.held_by([pids[-1]]) > 10 * MIB, within_s=30, what="it has its memory")  # noqa: B023
+            box.empty()
+            held.append(box.held_by(pids))
+            used.append(box.used_bytes() + box.zram_bytes())
+            agents.append(start(box, TOUCHES, 10))
+            other.kill()
+            other.wait()
+        assert used[1] < used[0]
+        assert 9 * MIB < held[1] - held[0] < 14 * MIB
+
+
 def test_a_program_inside_sees_the_box_as_the_root_of_memory_cgroups() -> None:
     """A group that it makes at the root is in the box, and goes with it."""
     with made(64, swaps=False) as box:

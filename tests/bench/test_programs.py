@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hive.bench import stub
-from hive.bench.agent_programs import HERE, NODE_MODULES, PROGRAMS
+from hive.bench.agent_programs import HERE, ITS_NODE_MODULES, PROGRAMS
 from hive.bench.agent_programs import choose as choose_program
 from hive.errors import NotSupported
 from tests.journeys.stack import until
@@ -68,8 +68,8 @@ def test_a_turn_is_a_tool_call_its_result_and_an_answer(kind: str, stub_port: in
         "HIVE_AGENT_PORT": str(port),
         "OPENAI_BASE_URL": f"http://127.0.0.1:{stub_port}/v1",
         "OPENAI_API_KEY": "none",
-        "HIVE_BENCH_OWN_MIB": "2",
-        NODE_MODULES: str(CLIENTS / "node_modules"),
+        "BENCH_OWN_MIB": "2",
+        ITS_NODE_MODULES: str(CLIENTS / "node_modules"),
     }
     agent = subprocess.Popen(command_of(kind), env=env)
     try:

@@ -1,11 +1,11 @@
 // An agent for Node with the package `openai`: a turn is two streamed calls, a tool in between.
-// The package is found from HIVE_BENCH_NODE_MODULES, the directory that holds it.
+// The package is found from BENCH_NODE_MODULES, the directory that holds it.
 import http from "node:http";
 import { createRequire } from "node:module";
 import { randomBytes } from "node:crypto";
 import path from "node:path";
 
-const require = createRequire(path.join(process.env.HIVE_BENCH_NODE_MODULES, "x.js"));
+const require = createRequire(path.join(process.env.BENCH_NODE_MODULES, "x.js"));
 const { OpenAI } = require("openai");
 const client = new OpenAI({
   baseURL: process.env.OPENAI_BASE_URL,

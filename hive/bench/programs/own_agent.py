@@ -14,7 +14,7 @@ from typing import Tuple
 import serving
 
 PIECE_BYTES = 65_536
-MIB = int(os.environ.get("HIVE_BENCH_OWN_MIB", "40"))
+MIB = int(os.environ.get("BENCH_OWN_MIB", "40"))
 heap = [bytearray(os.urandom(PIECE_BYTES)) for _ in range(MIB * 16)]
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 begun = [0]
