@@ -526,7 +526,6 @@ class Daemon:
             scheduler=self._scheduler,
             prewarmer=self._prewarmer,
             budgets=self._budgets,
-            templates=self._templates,
             freezer=freezer,
         )
         health = HealthReport(

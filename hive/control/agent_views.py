@@ -19,8 +19,6 @@ from hive.control.message_delivery import MessageDelivery
 from hive.control.prewarming import Prewarmer
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
-from hive.control.templates import TemplateDesk
-from hive.domain import ALIVE
 from hive.errors import HiveError
 from hive.link.helper import Stat
 from hive.shapes.agents import AgentChanges, AgentPage, AgentView, ShortPage
@@ -57,7 +55,6 @@ class AgentViews:
         scheduler: Scheduler,
         prewarmer: Prewarmer,
         budgets: BudgetReport,
-        templates: TemplateDesk,
         freezer: str,
     ) -> None:
         self._roster = roster
@@ -69,7 +66,6 @@ class AgentViews:
         self._scheduler = scheduler
         self._prewarmer = prewarmer
         self._budgets = budgets
-        self._templates = templates
         self.freezer = freezer
         self._changes = ChangeFeed(roster, sleeper, counters, self._stats)
         self._lacking: dict[str, str] = {}
@@ -80,9 +76,7 @@ class AgentViews:
 
     async def of(self, life: AgentLifecycle, *, pss: bool = False) -> AgentView:
         """`pss`: with a PSS of now, for which the kernel walks all of its memory."""
-        view = self._view(life, await self._look([life.agent.id], pss=pss))
-        view["template_note"] = await self._templates.note_of(life.agent, is_alive=life.status in ALIVE)
-        return view
+        return self._view(life, await self._look([life.agent.id], pss=pss))
 
     async def all(self) -> list[AgentView]:
         """Every agent, by name."""

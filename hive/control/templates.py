@@ -121,18 +121,6 @@ class TemplateDesk:
         found: UidBlock | None = await self._database.read(lambda conn: template_uids.block_of(conn, name, owner))
         return found
 
-    async def note_of(self, agent: Agent, *, is_alive: bool) -> str:
-        """Says why a living agent is an ordinary program although it names a template; empty where it is not."""
-        if agent.spec.template is None or not is_alive:
-            return ""
-        found = await self._look()
-        if found is None:
-            return self._why_unseen
-        stat = found.get(agent.spec.template)
-        if stat is not None and agent.id in stat.agents:
-            return ""
-        return (stat.why if stat is not None else "") or f"`hive agent logs {agent.name}` says why"
-
     # for people ----------------------------------------------------------------------------------------------------
 
     async def all(self) -> TemplateList:

@@ -119,7 +119,7 @@ def agent_view(
         "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
         "prewarm_note": prewarm_note,
-        "template_note": "",
+        "template_note": _template_note(life, stat),
         **_held(stat),
         "cpu_us": None if stat is None else stat.cpu_us,
         "processes": None if stat is None else stat.processes,
@@ -152,6 +152,12 @@ def _held(stat: Stat | None) -> HeldRam:
         "pss_bytes": stat.pss_bytes,
         "pss_at": stat.pss_at,
     }
+
+
+def _template_note(life: AgentLifecycle, stat: Stat | None) -> str:
+    if life.agent.spec.template is None or life.status not in ALIVE:
+        return ""
+    return "nobody knows whether it is used: the helper cannot be asked" if stat is None else stat.template_note
 
 
 def _pid(life: AgentLifecycle, stat: Stat | None) -> int | None:

@@ -130,7 +130,8 @@ class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
 
     `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
     move). `exit_code`, `why`: of the last end, as in `Ended`. `swap_bytes`: of its memory in swap. `address`: as in
-    `Started`. `limits`: the limits that are not enforced here, in words; empty where all are.
+    `Started`. `limits`: the limits that are not enforced here, in words; empty where all are. `template_note`: why a
+    running agent that names a template was not forked from it, a clause; empty where it was, or names none.
     """
 
     state: str
@@ -151,6 +152,7 @@ class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
     freezer: str = ""
     address: str = ""
     limits: str = ""
+    template_note: str = ""
 
 
 class ProxyStats(LinkMessage, tag="Stats", frozen=True, kw_only=True):

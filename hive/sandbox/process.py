@@ -41,7 +41,7 @@ from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, Ente
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.signals import SignalGroup
-from hive.sandbox.template_fit import why_not_forked
+from hive.sandbox.template_fit import said_of, why_not_forked
 from hive.sandbox.template_process import ProcessTemplates, environment_of_template
 from hive.sandbox.templates import TemplateTable
 from hive.settings.table import Paths
@@ -432,13 +432,12 @@ class ProcessRuntime:
             return await self._fork(agent, spec, spec.template, mark)
         except (HiveError, OSError) as error:
             why = str(error)
-        name, python = spec.template.name, spec.template.python
-        log.warning("template_not_used agent=%s template=%s why=%r", spec.name, name, why)
-        plain = msgspec.structs.replace(spec, command=exec_of(spec.command, python))
-        said = f"hive: started as a program of its own, not from template {name}: {why}\n"
-        return await self._start_program(agent, plain, mark, said=said)
+        log.warning("template_not_used agent=%s template=%s why=%r", spec.name, spec.template.name, why)
+        plain = msgspec.structs.replace(spec, command=exec_of(spec.command, spec.template.python))
+        return await self._start_program(agent, plain, mark, note=why)
 
-    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, said: str = "") -> RunningAgent:
+    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, note: str = "") -> RunningAgent:
+        """`note`: why it is no fork of its template."""
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
             await leaf.let_go()
@@ -450,8 +449,8 @@ class ProcessRuntime:
                 made.callback(network.sock.close)
             output = self._pipes.make(agent)
             made.callback(output.remove)
-            if said:
-                output.say(said)
+            if note:
+                output.say(said_of(spec, note) + "\n")
             log_fd = output.writing_end()
             unused.callback(os.close, log_fd)
             if leaf is not None:
@@ -465,7 +464,7 @@ class ProcessRuntime:
             made.pop_all()
         main = identify(child.pid)
         assert main is not None, "a child that was not waited for is at least a zombie"
-        run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time())
+        run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time(), template_note=note)
         return RunningProcess(
             run,
             group_of(spec, run, mark),
@@ -545,7 +544,8 @@ class ProcessRuntime:
             return None
         main = Identity.of(leaders[0])
         in_leaf = leaf is not None and main.pid in leaf.pids()
-        run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
+        of = process_fork.forked_from(spec, main.pid)
+        run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time(), template=of)
         return await self.adopt(agent, spec, run, mark=mark)
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:

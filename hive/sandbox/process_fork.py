@@ -20,6 +20,7 @@ from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import Run
 from hive.sandbox.template import ForkOrder
+from hive.sandbox.template_check import namespaces_of
 from hive.sandbox.templates import TemplateTable, label
 
 
@@ -105,6 +106,17 @@ def order_of(agent: str, spec: SandboxSpec, template: TemplateSpec, env: Mapping
         limits=limits_of_spawned(spec.limits.files),
         own_network=spec.egress == [],
     )
+
+
+def forked_from(spec: SandboxSpec, pid: int) -> str:
+    """`Run.template` of an agent whose start nobody wrote down, by its user namespace: that of a template that is over.
+
+    Empty where it is an ordinary program, and where agents are this user and the namespace says nothing.
+    """
+    with contextlib.suppress(OSError):
+        if spec.template is not None and namespaces_of(pid).get("user") != namespaces_of("self").get("user"):
+            return spec.template.name
+    return ""
 
 
 def leading(pids: list[int], snapshot: ProcessTable, mark: str) -> list[ProcessStat]:

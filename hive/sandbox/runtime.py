@@ -19,7 +19,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: its runtime's name for it
     (a container's id), empty where its main process says all. `since`: Unix seconds. `template`: the process it was
-    forked from (`templates.label`), empty for an ordinary program.
+    forked from (`templates.label`), empty for an ordinary program; `template_note`: why it is one although it names a
+    template, a clause.
     """
 
     main: Identity
@@ -27,6 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     handle: str = ""
     template: str = ""
+    template_note: str = ""
 
 
 NO_EXEC = "nothing of Hive's is inside a virtual machine that could start a program there"

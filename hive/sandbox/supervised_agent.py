@@ -22,6 +22,7 @@ from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.specs import SandboxSpec
+from hive.sandbox import template_fit
 from hive.sandbox.agent_memory import AgentMemory
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.entering import Enterable, EnteredProgram, command_inside
@@ -532,7 +533,10 @@ class SupervisedAgent:
             return (
                 Stat(state="gone") if record is None else Stat(state="gone", exit_code=record.exit_code, why=record.why)
             )
-        return self._memory.told(self._running.stat(snapshot))
+        stat = self._memory.told(self._running.stat(snapshot))
+        record = self._table.records.get(self.agent)
+        note = "" if record is None else template_fit.note_of(record.spec, self._running.run)
+        return msgspec.structs.replace(stat, template_note=note) if note else stat
 
     def pss_age_s(self) -> float:
         """Age of its PSS, where that is what a list shows of it and it may be wrong by now; else 0."""

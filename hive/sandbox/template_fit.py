@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hive.link.script_form import script_of
 from hive.link.specs import SandboxSpec, TemplateSpec
+from hive.sandbox.runtime import Run
 
 READ_LATER = frozenset(
     {
@@ -21,6 +22,33 @@ HOME = "/nonexistent"
 """A template has no home: nothing of an agent is there yet."""
 FORK_UID = 1
 """The first of a block is the template's own."""
+
+
+FOUND = "a helper that was killed meanwhile started it: the agent's log says why"
+"""The note of an agent that a later helper found, and that may be a fork as well as a program."""
+
+
+def said_of(spec: SandboxSpec, why: str) -> str:
+    """The line in the log of an agent that is no fork of its template."""
+    name = "" if spec.template is None else spec.template.name
+    return f"hive: started as a program of its own, not from template {name}: {why}"
+
+
+def note_of(spec: SandboxSpec, run: Run) -> str:
+    """The reason why this running agent is no fork of the template it names, as a clause; empty where it is one.
+
+    >>> from hive.host.process import Identity
+    >>> template = TemplateSpec(name="t", python="/v/python")
+    >>> spec = SandboxSpec(name="a", command=["/a.py"], env={}, home="/h", log="/l", template=template)
+    >>> run = Run(main=Identity(1, 2, "boot"), leaf=None, since=0.0, template="t 7 99")
+    >>> note_of(spec, run)
+    ''
+    >>> note_of(spec, Run(main=run.main, leaf=None, since=0.0, template_note="LANG is read only once"))
+    'LANG is read only once'
+    """
+    if spec.template is None or run.template:
+        return ""
+    return run.template_note or FOUND
 
 
 def why_not_forked(spec: SandboxSpec, env: Mapping[str, str], template_env: Mapping[str, str], *, is_root: bool) -> str:

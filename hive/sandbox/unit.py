@@ -47,9 +47,9 @@ from hive.sandbox import home, pageout, syscall_filter, template_unit_plan, unit
 from hive.sandbox.container_group import paths_of
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
-from hive.sandbox.process_fork import order_of
+from hive.sandbox.process_fork import forked_from, order_of
 from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
-from hive.sandbox.template_fit import why_not_forked
+from hive.sandbox.template_fit import said_of, why_not_forked
 from hive.sandbox.template_process import environment_of_template
 from hive.sandbox.template_unit import UnitTemplates
 from hive.sandbox.templates import TemplateTable
@@ -201,8 +201,7 @@ class UnitRuntime:
             why = str(error)
         log.warning("template_not_used agent=%s template=%s why=%r", spec.name, template.name, why)
         plain = msgspec.structs.replace(spec, command=exec_of(spec.command, template.python))
-        said = f"hive: started as a program of its own, not from template {template.name}: {why}"
-        return await self._start_program(agent, plain, mark, said=said)
+        return await self._start_program(agent, plain, mark, note=why)
 
     async def _fork(self, agent: str, spec: SandboxSpec, of: TemplateSpec, mark: str) -> RunningAgent:
         """Starts it as a child of its template. Raises HiveError or OSError where it has to be an ordinary program."""
@@ -254,7 +253,8 @@ class UnitRuntime:
         run = Run(main=child.main, leaf=str(leaf.path), since=time.time(), handle=unit, template=label)
         return self._running(agent, spec, run, ended_fd, inner)
 
-    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, said: str = "") -> RunningAgent:
+    async def _start_program(self, agent: str, spec: SandboxSpec, mark: str, *, note: str = "") -> RunningAgent:
+        """`note`: why it is no fork of its template."""
         _find_program(spec)
         unit = unit_of(agent)
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
@@ -267,6 +267,7 @@ class UnitRuntime:
                 network = Network(f"/proc/{os.getpid()}/fd/{private.fd}", inode)
             places = self._places(agent, spec)
             write_script(places.root_step, unit_plan.ROOT_STEP)
+            said = said_of(spec, note) if note else ""
             write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark), said=said))
             unused.callback(places.script.unlink, missing_ok=True)
             await _has_ended_stub(unit, places.cgroup)
@@ -279,7 +280,8 @@ class UnitRuntime:
                 await _undo(unit, places.cgroup)
                 raise
             made.pop_all()
-        run = Run(main=main, leaf=str(places.cgroup / LEAF), since=time.time(), handle=unit)
+        leaf = str(places.cgroup / LEAF)
+        run = Run(main=main, leaf=leaf, since=time.time(), handle=unit, template_note=note)
         return self._running(agent, spec, run, ended_fd, None if private is None else private.sock)
 
     def _places(self, agent: str, spec: SandboxSpec, *, script: str = "") -> Places:
@@ -344,7 +346,8 @@ class UnitRuntime:
         main = identify(pid) if pid else None
         if await _has_ended_stub(unit, group) or main is None:
             return None
-        run = Run(main=main, leaf=str(group / LEAF), since=time.time(), handle=unit)
+        of = forked_from(spec, main.pid)
+        run = Run(main=main, leaf=str(group / LEAF), since=time.time(), handle=unit, template=of)
         return await self.adopt(agent, spec, run, mark=mark)
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002

@@ -126,10 +126,7 @@ class AgentView(Spec, HeldRam):
     ]
     template_note: Annotated[
         str,
-        Meta(
-            description="Why it runs as an ordinary program although it names a template; empty where it does not, "
-            "and in a list."
-        ),
+        Meta(description="Why it runs as an ordinary program although it names a template; empty where it does not."),
     ]
     cpu_us: Annotated[int | None, Meta(description="Microseconds of processor time.")]
     processes: int | None

@@ -199,6 +199,28 @@ def test_an_agent_whose_template_starts_threads_is_an_ordinary_program_and_says_
     command(hive, "agent", "remove", "eve", "--yes")
 
 
+def test_the_reason_why_an_agent_is_not_forked_is_named_after_the_daemon_and_the_helper_were_killed(
+    hive: Stack,
+) -> None:
+    """Its template starts; it is the agent that cannot be forked from it."""
+    why = "OMP_NUM_THREADS is read only when an interpreter starts"
+    said = create(hive, "jon", "--template", "oa", "--env", "OMP_NUM_THREADS=3", "--", "openai_turns.py")
+    assert f"jon is no fork of template oa: {why}" in said
+    create(hive, "kay", "--template", "oa", "--", "openai_turns.py")
+    for part in ("", "daemon", "sandbox"):
+        if part:
+            hive.restart(part)
+        until(lambda: hive.get("/api/agents/jon")["pid"], within_s=30, what="it is seen again")
+        notes = {agent["name"]: agent["template_note"] for agent in hive.get("/api/agents")["agents"]}
+        assert notes == {"jon": why, "kay": ""}, part
+        assert hive.get("/api/agents/jon")["template_note"] == why
+        assert f"Template: oa, not used: {why}\n" in command(hive, "agent", "show", "jon")
+        assert "Template: oa\n" in command(hive, "agent", "show", "kay")
+    command(hive, "agent", "stop", "jon")
+    assert hive.get("/api/agents/jon")["template_note"] == ""
+    command(hive, "agent", "remove", "jon", "kay", "--yes")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -23,6 +23,7 @@ from hive.sandbox import template as template_module
 from hive.sandbox.process import ProcessRuntime, RunningProcess
 from hive.sandbox.server import make_directories
 from hive.sandbox.template import has_ended
+from hive.sandbox.template_fit import note_of
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
 from tests.sandbox.benches import MARKS, printed
@@ -219,6 +220,7 @@ async def test_where_it_cannot_be_forked_it_is_an_ordinary_program_and_its_log_s
     first, *rest = printed(spec).splitlines()
     assert first.startswith("hive: started as a program of its own, not from template t: ")
     assert why in first
+    assert why in note_of(spec, running.run)
     assert rest == ["ran"]
     assert "template_not_used agent=a template=t" in caplog.text
 

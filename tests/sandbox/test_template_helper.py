@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hive.errors import NotFound
+from hive.sandbox.template_fit import FOUND
 from hive.settings.table import Paths
 from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, uid_of, until
 
@@ -44,7 +46,7 @@ async def test_when_the_helper_ends_its_template_ends_and_the_agent_is_adopted_b
         helper_process()
         await until(lambda: daemon.connected > before[0] and up.connected > before[1])
         stat = (await daemon.client.stat([A]))[A]
-        assert (stat.state, stat.pid) == ("running", pid)
+        assert (stat.state, stat.pid, stat.template_note) == ("running", pid, "")
         assert await daemon.client.templates() == {}
         await daemon.client.freeze(A, 1)
         assert (await daemon.client.stat([A]))[A].state == "frozen"
@@ -70,6 +72,45 @@ async def test_an_agents_exit_code_comes_from_hive_up_which_reaps_it(
         os.kill(pid, signal.SIGTERM)
         await until(lambda: daemon.ended)
         assert [(end.agent, end.exit_code) for end in daemon.ended] == [(A, 7)]
+
+
+async def test_the_reason_why_an_agent_was_not_forked_outlives_the_helper(
+    paths: Paths, helper_process: StartHelper, connect: Connect
+) -> None:
+    helper = helper_process()
+    daemon = await connect()
+    await daemon.client.define(A, template_spec(paths, A, WAITS, env={"PYTHONHASHSEED": "1"}))
+    pid = (await daemon.client.start(A)).pid
+    why = "PYTHONHASHSEED is read only when an interpreter starts"
+    assert (await daemon.client.stat([A]))[A].template_note == why
+    before = daemon.connected
+    helper.end(signal.SIGKILL)
+    helper_process()
+    await until(lambda: daemon.connected > before)
+    stat = (await daemon.client.stat([A]))[A]
+    assert (stat.pid, stat.template_note) == (pid, why)
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+async def test_an_agent_that_nobody_wrote_down_tells_what_can_be_known_of_its_start(
+    paths: Paths, helper_process: StartHelper, connect: Connect, is_forked: bool
+) -> None:
+    """As where the helper is killed between a start and its note of it."""
+    helper = helper_process()
+    daemon = await connect()
+    env = {} if is_forked else {"PYTHONHASHSEED": "1"}
+    await daemon.client.define(A, template_spec(paths, A, WAITS, env=env))
+    pid = (await daemon.client.start(A)).pid
+    before = daemon.connected
+    helper.end(signal.SIGKILL)
+    (table,) = paths.state.rglob(f"{A}.json")
+    kept = json.loads(table.read_bytes())
+    table.write_text(json.dumps({**kept, "agent": {**kept["agent"], "run": None}}))
+    helper_process()
+    await until(lambda: daemon.connected > before)
+    stat = (await daemon.client.stat([A]))[A]
+    assert (stat.state, stat.pid) == ("running", pid)
+    assert stat.template_note == ("" if is_forked and os.geteuid() == 0 else FOUND)
 
 
 async def test_a_template_is_restarted_when_the_daemon_asks(
