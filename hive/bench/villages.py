@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -218,7 +219,7 @@ class HiveVillage:
         self._chosen = chosen
         self._template = template
         self._ports = FreePorts(FIRST_PORT, LAST_PORT)
-        self._state = ground.directory / "state"
+        self._state = Path()
         self._up: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
         self._ingress_port = 0
@@ -227,6 +228,7 @@ class HiveVillage:
         return f"<HiveVillage {len(self.targets)} agents{' of a template' if self._template else ''}>"
 
     async def open(self) -> None:
+        self._state = apart_in(self._ground.directory) / "state"
         config = self._ground.directory / "hive.conf"
         config.write_text(self._conf())
         ports = [f"--{name}={next(self._ports)}" for name in ("port", "ingress-port", "api-port")]
@@ -345,6 +347,13 @@ class HiveVillage:
             self._up.wait()
         self._up = self._client = None
         self.targets.clear()
+
+
+def apart_in(directory: Path) -> Path:
+    """A directory of one Hive's own, which agents of any user may pass: those of the Hive before are in another."""
+    made = Path(tempfile.mkdtemp(prefix="hive-", dir=directory))
+    made.chmod(0o711)
+    return made
 
 
 def tail(log: Path, size: int = 300) -> str:

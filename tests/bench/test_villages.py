@@ -112,6 +112,13 @@ async def test_each_process_of_hive_and_of_its_agents_is_in_the_box_and_so_is_th
         assert [await turn(target) is not None for target in made.targets] == [True] * 3
 
 
+async def test_a_hive_after_another_of_the_same_run_has_no_agents_yet(ground: VillageGround) -> None:
+    for template in (False, True):
+        async with village(ground, template=template) as made:
+            assert await made.grow(1) == ""
+            assert len(made.targets) == 1
+
+
 async def test_in_a_box_of_v2_each_process_of_hive_its_template_and_its_agents_is_inside(
     unified: VillageGround,
 ) -> None:

@@ -28,6 +28,7 @@ from hive.sandbox.unit_plan import agent_of, unit_of
 from hive.settings.table import Paths, Settings
 from tests.sandbox.harness import Daemon, until
 
+pytest.register_assert_rewrite("tests.sandbox.test_conformance")
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))
 GROUPS = Path("/sys/fs/cgroup/hive.slice/hive-agents.slice")
 SETTINGS = Settings().sandbox

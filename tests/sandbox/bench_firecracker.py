@@ -26,6 +26,7 @@ from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests.fakes.firecracker_programs import VERSION, Programs, make_programs
 from tests.sandbox import harness
+from tests.sandbox.benches import printed
 
 KINDS = {"idle": "idle", "burn": "burn", "exit7": "exit7", "stubborn": "stubborn"}
 MARK = f"HIVE_MARK={secrets.token_hex(16)}"
@@ -122,6 +123,9 @@ class FirecrackerBench:
             "log": "on the console the VMM and the guest's kernel speak too",
             "exit_code": "what a guest's program ended with does not leave the guest",
         }.get(what, "")
+
+    async def printed(self, spec: SandboxSpec) -> str:
+        return printed(spec)
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import socket
@@ -37,7 +38,7 @@ class Bench(Protocol):
     """A runtime, and agents for it. `cannot(what)`: why this one does not show `what`, empty where it does.
 
     Asked for: `mark` (in the environment of its main process), `log` (what it prints), `exit_code`, `find`, `page_out`,
-    `strays` (frozen, and in no helper's table).
+    `other mark` (with another one it is not found), `strays` (frozen, and in no helper's table).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bench(Protocol):
 
     def spec(self, agent: str, kind: str) -> SandboxSpec: ...
     def cannot(self, what: str) -> str: ...
+    async def printed(self, spec: SandboxSpec) -> str: ...
 
 
 MARKS = {agent: f"HIVE_MARK={secrets.token_hex(16)}" for agent in (A, B)}
@@ -66,6 +68,9 @@ class ProcessBench:
         if what == "strays" and self._freezer == "signals":
             return "nothing tells a process Hive stopped from others without knowing the agent"
         return ""
+
+    async def printed(self, spec: SandboxSpec) -> str:
+        return printed(spec)
 
 
 SCRIPTS = {
@@ -104,6 +109,9 @@ class DockerBench:
 
     def cannot(self, what: str) -> str:
         return ""
+
+    async def printed(self, spec: SandboxSpec) -> str:
+        return printed(spec)
 
 
 def docker_spec(paths: Paths, agent: str, command: list[str], **more: object) -> SandboxSpec:
@@ -152,7 +160,9 @@ class Floor:
         spec = await self.prepare(kind, agent, **more)
         running = self._running[agent] = await self.runtime.start(agent, spec, mark=MARKS[agent])
         if kind != "exit7" and not self.bench.cannot("log"):
-            await harness.until(lambda: "ready" in printed(spec))
+            async with asyncio.timeout(20):
+                while "ready" not in await self.bench.printed(spec):  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.002)
         return running
 
     def hold(self, running: RunningAgent | None, agent: str = A) -> RunningAgent:
