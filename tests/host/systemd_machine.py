@@ -38,6 +38,11 @@ StandardError=inherit
 [Install]
 WantedBy=multi-user.target
 """
+WRITABLE_GROUPS = """
+for group in /sys/fs/cgroup/*; do mount -o remount,bind,rw $group; done
+exec /sbin/init
+"""
+"""Before systemd is process 1 there: nspawn mounts v1's controllers read-only, and no unit would have a limit."""
 HIVE_THERE, PACKAGES_THERE = "/srv/hive", "/srv/packages"
 
 
@@ -93,28 +98,36 @@ def make_root() -> None:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def run(job: str, out: Path, *, limit_s: float) -> str:
+def run(job: str, out: Path, *, limit_s: float, hybrid: bool = False) -> str:
     """Boots, runs the shell script `job` as root when multi-user.target is reached, and returns what it printed.
 
-    What it writes into /out is in `out` afterwards. Raises TimeoutExpired, and then the machine is gone as well.
+    What it writes into /out is in `out` afterwards. `hybrid`: with control groups of v1 beside v2's, as this machine has
+    them. Raises TimeoutExpired, and then the machine is gone as well.
     """
     binds = [f"--bind-ro={REPOSITORY}:{HIVE_THERE}", f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES_THERE}"]
-    return boot(ROOT, job, out, "--volatile=overlay", "--private-network", *binds, limit_s=limit_s)
+    return boot(ROOT, job, out, "--volatile=overlay", "--private-network", *binds, limit_s=limit_s, hybrid=hybrid)
 
 
-def boot(root: Path, job: str, out: Path, *options: str, limit_s: float) -> str:
+def why_not_hybrid() -> str:
+    """The reason why no machine here has both kinds of control groups, empty where one can."""
+    kinds = {line.split()[2] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    return "" if {"cgroup", "cgroup2"} <= kinds else "this machine has control groups of v2 only"
+
+
+def boot(root: Path, job: str, out: Path, *options: str, limit_s: float, hybrid: bool = False) -> str:
     """`run` in this root, with these options of systemd-nspawn besides."""
-    with tempfile.TemporaryDirectory(prefix="hive-systemd-") as name, _own_group() as enter:
+    with tempfile.TemporaryDirectory(prefix="hive-systemd-") as name, _own_group(hybrid=hybrid) as enter:
         brought = Path(name)
         (brought / "job").write_text(job)
-        nspawn = ["systemd-nspawn", "--quiet", f"--directory={root}", "--boot", *options]
+        nspawn = ["systemd-nspawn", "--quiet", f"--directory={root}", *options]
         nspawn += ["--register=no", "--keep-unit", "--kill-signal=SIGRTMIN+3"]
         # For IPAddressDeny=, which is a BPF program.
         nspawn += ["--capability=all", "--system-call-filter=bpf"]
         nspawn += [f"--bind-ro={brought}:/in", f"--bind={out}:/out"]
+        nspawn += ["sh", "-c", WRITABLE_GROUPS] if hybrid else ["--boot"]
         booted = subprocess.run(
             ["bash", "-c", f'{enter}exec "$@"', "nspawn", *nspawn],
-            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+            env=os.environ | ({} if hybrid else {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -126,17 +139,20 @@ def boot(root: Path, job: str, out: Path, *options: str, limit_s: float) -> str:
 
 
 @contextlib.contextmanager
-def _own_group() -> Iterator[str]:
+def _own_group(*, hybrid: bool) -> Iterator[str]:
     """Shell commands that enter control groups made for this machine alone; they are removed with it.
 
-    The machine's systemd makes its groups where nspawn is. Only where this machine has no systemd, which would have
-    given nspawn a scope.
+    The machine's systemd makes its groups where nspawn is, a hybrid one in every hierarchy. Only where this machine has
+    no systemd, which would have given nspawn a scope.
     """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    found = [Path(m[1]) for m in mounts if m[2] == "cgroup2" or (m[2] == "cgroup" and "name=systemd" in m[3])]
-    groups = [mount / f"hive-test-{os.getpid()}" for mount in found]
+    found = [m for m in mounts if m[2] == "cgroup2" or (m[2] == "cgroup" and (hybrid or "name=systemd" in m[3]))]
+    groups = [Path(mount[1]) / f"hive-test-{os.getpid()}" for mount in found]
     for group in groups:
         group.mkdir()
+        for name in ("cpuset.cpus", "cpuset.mems"):  # without both nobody enters a new group of v1's
+            if (group / name).exists() and (group.parent / "cpuset.cpus").exists():
+                (group / name).write_text((group.parent / name).read_text())
     try:
         yield "".join(f"echo $$ >{group}/cgroup.procs; " for group in groups)
     finally:

@@ -13,9 +13,9 @@ INSIDE = ("unit_templates_inside.py",)
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(850)]
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[Results]:
-    yield from run_inside(INSIDE)
+@pytest.fixture(scope="module", params=[False, True], ids=["v2", "hybrid"])
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
+    yield from run_inside(INSIDE, hybrid=request.param)
 
 
 @pytest.mark.parametrize("name", names_in(INSIDE))

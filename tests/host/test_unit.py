@@ -66,15 +66,15 @@ class Results:
             pytest.skip(skipped[0])
 
 
-def run_inside(files: Sequence[str]) -> Iterator[Results]:
-    """Runs these files of this directory in one machine."""
-    if reason := systemd_machine.why_not():
+def run_inside(files: Sequence[str], *, hybrid: bool = False) -> Iterator[Results]:
+    """Runs these files of this directory in one machine; `hybrid`: one with v1's control groups beside v2's."""
+    if reason := systemd_machine.why_not() or (hybrid and systemd_machine.why_not_hybrid()):
         pytest.skip(reason)
     systemd_machine.make_root()
     there = {"packages": systemd_machine.PACKAGES_THERE, "hive": systemd_machine.HIVE_THERE}
     job = JOB.format(**there, files=" ".join(f"tests/host/{name}" for name in files))
     with tempfile.TemporaryDirectory(prefix="hive-unit-") as name:
-        console = systemd_machine.run(job, Path(name), limit_s=750)
+        console = systemd_machine.run(job, Path(name), limit_s=750, hybrid=hybrid)
         print(console)
         yield Results(console, Path(name) / "junit.xml")
 

@@ -20,6 +20,7 @@ import pytest
 
 from hive.domain import RuntimeKind
 from hive.host import systemd
+from hive.host.cgroup import find_mount, mount_of_v1
 from hive.link.specs import SandboxSpec
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits as Waits
@@ -30,7 +31,7 @@ from tests.sandbox.harness import Daemon, until
 
 pytest.register_assert_rewrite("tests.sandbox.test_conformance")
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))
-GROUPS = Path("/sys/fs/cgroup/hive.slice/hive-agents.slice")
+GROUPS = (find_mount(Path("/proc/self/mounts").read_text()) or Path()) / "hive.slice/hive-agents.slice"
 SETTINGS = Settings().sandbox
 PYTHON = "/usr/bin/python3"
 SLEEP = ["sleep", "1000"]
@@ -96,6 +97,19 @@ def show(agent: str, *names: str) -> dict[str, str]:
 
 def group_of(agent: str) -> Path:
     return GROUPS / unit_of(agent)
+
+
+def has_controller(name: str) -> bool:
+    """Whether units here have this controller, of v2 or of v1."""
+    mounts = Path("/proc/self/mounts").read_text()
+    unified = find_mount(mounts)
+    in_v2 = unified is not None and name in (unified / "cgroup.controllers").read_text().split()
+    return in_v2 or (is_hybrid() and mount_of_v1(name, mounts) is not None)
+
+
+def is_hybrid() -> bool:
+    """Whether systemd has v1's control groups beside those of v2."""
+    return Path("/sys/fs/cgroup/unified").exists()
 
 
 def ticks(pid: int) -> int:

@@ -24,9 +24,12 @@ from tests.host.unit_agents import (
     HELPER,
     PATHS,
     PYTHON,
+    SLEEP,
     Connect,
     asleep,
     group_of,
+    has_controller,
+    is_hybrid,
     new_id,
     show,
     spec_of,
@@ -210,18 +213,44 @@ async def test_it_sees_and_may_what_an_ordinary_agent_sees_and_may(daemon: Daemo
     differing = {name: (wanted[name], found[name]) for name in wanted if wanted[name] != found[name]}
     print(json.dumps(differing, indent=1))
     assert alive(pid)
-    assert set(differing) == {"in /sys/fs/cgroup", "setuid"}, differing
+    groups = set() if is_hybrid() else {"in /sys/fs/cgroup"}
+    assert set(differing) == {"setuid", *groups}, differing
 
 
 async def test_its_limits_are_those_of_its_unit(daemon: Daemon) -> None:
     agent = new_id()
-    if "memory" not in Path("/sys/fs/cgroup/cgroup.controllers").read_text().split():
+    if not has_controller("memory"):
         pytest.skip("no memory controller")
     body = "import time\nheld = []\nwhile True: held.append(bytearray(2**20)); time.sleep(0.001)"
     await started(daemon, agent, ["-c", body], limits=Limits(memory_mb=64, files=100))
     await until(lambda: bool(daemon.ended))
     assert daemon.ended[-1].exit_code == 137
-    assert daemon.ended[-1].why == "out of memory"
+    if not is_hybrid():  # of a kill in a group of v1 systemd does not know
+        assert daemon.ended[-1].why == "out of memory"
+
+
+async def test_it_is_in_the_groups_that_an_ordinary_agents_program_is_in(daemon: Daemon) -> None:
+    """In each hierarchy, v1's as well; also where systemd makes one for its unit later, and reads all anew."""
+    executed, child = new_id(), new_id()
+    limits = Limits(memory_mb=64, pids=50)
+    await daemon.client.define(executed, spec_of(executed, SLEEP, limits=limits))
+    pids = [(await daemon.client.start(executed)).pid, await started(daemon, child, ["-c", IDLE], limits=limits)]
+    assert show(child, "Type") == {"Type": "notify"}, await journal(child)
+
+    def groups() -> list[str]:
+        texts = [Path(f"/proc/{pid}/cgroup").read_text() for pid in pids]
+        return [text.replace(executed, "ID").replace(child, "ID") for text in texts]
+
+    wanted, found = groups()
+    assert found == wanted
+    assert f":/hive.slice/hive-agents.slice/{unit_of('ID')}" in found
+    for agent in (executed, child):
+        subprocess.run(["systemctl", "set-property", "--runtime", unit_of(agent), "CPUQuota=50%"], check=True)
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    wanted, found = groups()
+    assert found == wanted
+    if is_hybrid():
+        assert f"cpu:/hive.slice/hive-agents.slice/{unit_of('ID')}" in found
 
 
 async def test_asleep_it_uses_no_cpu_and_stop_lets_it_say_goodbye(daemon: Daemon) -> None:
