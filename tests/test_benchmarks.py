@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+from hive.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 
 def imported(script: Path) -> set[tuple[str, str]]:
@@ -24,3 +30,17 @@ def test_what_a_benchmark_imports_is_there(script: Path) -> None:
         if module.split(".")[0] == "hive":
             found = importlib.import_module(module)
             assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+
+
+@pytest.mark.parametrize("kind", ["own", "openai"])
+def test_the_density_run_of_ci_is_one_that_the_command_takes(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In no more than six minutes. Here it is refused for the user, which comes after all that it was asked for."""
+    (line,) = re.findall(r"suite benchmark-density timeout (\d+ .*)", (ROOT / ".ci/run").read_text())
+    limit_s, program, *words = shlex.split(line.replace('"$kind"', kind))
+    assert (int(limit_s) <= 360, program) == (True, ".venv/bin/hive")
+    assert {"--quick", "300M", kind} <= set(words)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main(words) == 4
+    assert "only root may" in capsys.readouterr().err

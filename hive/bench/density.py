@@ -61,6 +61,8 @@ LEAST_MIB = 1.0
 """No agent was seen to take less."""
 START_OVER_S = 60.0
 """A step that has begun may take so long over its time to have its agents."""
+LEAST_SHARE = 3
+"""Ways before it may have taken longer than they should: a way has this part of its time in any case."""
 SWAP_FACTOR = 4
 """Swap is so many times as large as the box."""
 WAYS = ("none", "kernel", "hive", "templates", "ready")
@@ -184,7 +186,8 @@ class _Run:
         there = [way for way in wanted if way not in found]
         for number, way in enumerate(there):
             now = time.monotonic()
-            found[way] = await self._way(way, stub_port, until=now + (until - now) / (len(there) - number))
+            share_s = max((until - now) / (len(there) - number), self._order.tempo.way_s / LEAST_SHARE)
+            found[way] = await self._way(way, stub_port, until=now + share_s)
         return [found[way] for way in wanted]
 
     async def _start_stub(self) -> int:
@@ -208,9 +211,7 @@ class _Run:
         return round(SLO_FILE_S if self._order.swap == "file" else base + SLO_OVER_S, 3)
 
     async def _way(self, way: str, stub_port: int, *, until: float) -> dict[str, Any]:
-        """One way, measured; no step begins after `until`."""
-        if time.monotonic() > until:
-            return _unmeasured(way, "no time was left for it")
+        """One way, measured; after `until` no step begins but the first."""
         self._say(f"{WAY_NAMES[way]} …")
         swap = "none" if way == "none" else self._order.swap
         async with self._boxed(swap) as box:
@@ -341,8 +342,8 @@ class _Search:
                 return 0.0, max(1, agents - 1)
             if why := await village.why_not_as_meant():
                 raise NotSupported(why)
-            await village.rest()
             awake.append(self._agents_mib(village))
+            await village.rest()
             if self._way == "none":
                 await self._reference(village)
             else:

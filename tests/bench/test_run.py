@@ -24,9 +24,10 @@ import json, sys
 from pathlib import Path
 from hive.bench.density import DensityOrder, measured
 from hive.bench.driver import BurstPace
-box, swap, ways, most = sys.argv[1:]
+box, swap, ways, most, way_s = sys.argv[1:]
+pace = BurstPace(1, 1, 1.5, float(way_s))
 order = DensityOrder(
-    int(box), swap, "own", 0.5, True, Path("/usr/bin/python3"), ways.split(","), BurstPace(1, 1, 1.5, 30.0), int(most)
+    int(box), swap, "own", 0.5, True, Path("/usr/bin/python3"), ways.split(","), pace, int(most)
 )
 print(json.dumps(measured(order, say=lambda text: print(text, file=sys.stderr, flush=True))))
 """
@@ -52,8 +53,8 @@ def directories() -> set[Path]:
     return set(Path("/var/tmp").glob("hive-bench-*"))
 
 
-def begin(box_mib: int, swap: str, ways: str, most: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PROGRAM, str(box_mib), swap, ways, str(most)]
+def begin(box_mib: int, swap: str, ways: str, most: int, log: Path, *, way_s: float = 30.0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PROGRAM, str(box_mib), swap, ways, str(most), str(way_s)]
     with log.open("wb") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
@@ -72,6 +73,13 @@ def test_the_kernel_alone_holds_some_agents_and_the_run_says_how_many(tmp_path: 
     assert way["agent_mib"] > 30  # random data: nothing compresses it
     assert sum(one["turns"] for step in way["steps"] for one in step["series"]) > 0
     assert found["asked"]["swap"] == "zram"
+
+
+def test_each_way_has_its_first_step_however_long_those_before_it_took(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    found = result_of(begin(200, "zram", "none,kernel", 2, log, way_s=0.1), log)
+    assert [(way["way"], len(way["steps"])) for way in found["ways"]] == [("none", 1), ("kernel", 1)]
+    assert [way["skipped"] for way in found["ways"]] == ["", ""]
 
 
 def test_hive_and_its_agents_are_in_the_box_together(tmp_path: Path) -> None:
