@@ -36,6 +36,7 @@ from hive.bench.search import (
     times,
 )
 from hive.bench.villages import (
+    AT_ONCE,
     NO_TIME,
     HiveVillage,
     PlainVillage,
@@ -211,7 +212,7 @@ class _Run:
         return round(SLO_FILE_S if self._order.swap == "file" else base + SLO_OVER_S, 3)
 
     async def _way(self, way: str, stub_port: int, *, until: float) -> dict[str, Any]:
-        """One way, measured; after `until` no step begins but the first."""
+        """One way, measured; after `until` no step begins but the first that has agents."""
         self._say(f"{WAY_NAMES[way]} …")
         swap = "none" if way == "none" else self._order.swap
         async with self._boxed(swap) as box:
@@ -300,7 +301,7 @@ class _Search:
             while (
                 wanted := next_agents(guess, self._steps, objective_s=objective_s, swap=self._swap, most=most)
             ) is not None:
-                if self._steps and time.monotonic() > until:
+                if self._has_measured() and time.monotonic() > until:
                     self._ended = f"no time for another step (at {wanted})"
                     break
                 step = await self._step(wanted, until)
@@ -344,16 +345,20 @@ class _Search:
                 raise NotSupported(why)
             awake.append(self._agents_mib(village))
             await village.rest()
+            others = [self._others_mib(village)]
             if self._way == "none":
                 await self._reference(village)
             else:
                 await asyncio.to_thread(box.empty)
                 await asyncio.sleep(1)  # who works takes back what he works with
             seen.append((agents, self._agents_mib(village)))
+            others.append(self._others_mib(village))
         awake_mib = max(0.05, (awake[1] - awake[0]) / (more - few))
         asleep_mib = max(LEAST_MIB, marginal_mib(seen[0], seen[1]))
         awake_mib = max(awake_mib, asleep_mib)
-        base_mib = 0.0 if self._way == "none" else max(0.0, _mib(box) - more * asleep_mib)  # Hive, a template
+        # Hive, of which some is in use however full the box is, and a template.
+        base_mib = sum(others) / len(others) + max(0.0, seen[1][1] - more * asleep_mib)
+        base_mib = 0.0 if self._way == "none" else base_mib
         burst = self._run.order.burst
         mib = asleep_mib if self._way == "none" else asleep_mib * (1 - burst) + awake_mib * burst
         if self._swap == "file":
@@ -368,6 +373,10 @@ class _Search:
         if not village.serving:
             return _mib(self._ground.box)
         return self._ground.box.held_by(set(self._ground.box.pids()) - set(village.serving)) / MIB
+
+    def _others_mib(self, village: Village) -> float:
+        """MiB of the box that neither agents nor their template hold."""
+        return max(0.0, _mib(self._ground.box) - self._agents_mib(village))
 
     async def _reference(self, village: Village) -> None:
         """p95 of a few agents that nothing is swapped of."""
@@ -393,8 +402,9 @@ class _Search:
             return None
         if why:
             killed = self._ground.box.killed() - killed
-            step = Step(agents, (Series(0.0, 0.0, 0, 0 if killed else 1, killed, 0.0),))
-            self._run.say(f"  {agents} agents: do not start ({why})")
+            tried = min(agents, len(village.targets) + AT_ONCE)
+            step = Step(tried, (Series(0.0, 0.0, 0, 0 if killed else 1, killed, 0.0),))
+            self._run.say(f"  {agents} agents: no more than {len(village.targets)} start ({why})")
             return step
         await village.rest()
         series: list[Series] = []
@@ -406,6 +416,10 @@ class _Search:
             if one.killed or one.failed:
                 break
         return Step(agents, tuple(series))
+
+    def _has_measured(self) -> bool:
+        """Whether a step came to its turns, or two did not even start."""
+        return len(self._steps) > 1 or any(one.turns for step in self._steps for one in step.series)
 
     def _has_died(self) -> bool:
         return bool(self._steps and any(one.killed or one.failed for one in self._steps[-1].series))
