@@ -50,7 +50,7 @@ class UnitBench:
 
 
 async def journal_of(agent: str) -> str:
-    """What it printed itself; systemd's own lines of its unit have another identifier."""
+    """All that it printed itself; systemd's own lines of its unit have another identifier."""
     await systemd.sync_journal()
     command = ["journalctl", "--quiet", "--output=cat", f"--identifier=agent-{agent}"]
     asked = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
