@@ -133,7 +133,8 @@ class MemoryBox:
     def held_by(self, pids: Iterable[int]) -> int:
         """RAM that these processes hold: their share of each page, and of the zram device what their swap takes in it.
 
-        What others in the box give back, or take, changes nothing of it. Page tables are not in it.
+        What others in the box give back, or take, changes nothing of it. Page tables are not in it, and in zram all
+        counts as compressed alike.
         """
         found = read_zram(self._device) if self._device else None
         squeezed = found.memory_bytes / found.original_bytes if found is not None and found.original_bytes else 0.0
