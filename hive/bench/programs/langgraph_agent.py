@@ -19,10 +19,12 @@ look_up = tool(serving.look_up.__name__, description="Looks a word up in the boo
 )
 
 
+http, http_async = openai.DefaultHttpxClient(), openai.DefaultAsyncHttpxClient()
+"""With their TLS contexts, which agents of one ready state share; they have no connection yet."""
 graph: Any = None
 
 
-def connect(http: Any) -> None:
+def connect(stand_in: Any) -> None:
     """Makes the model and the graph, with the environment of now."""
     global graph
     model = ChatOpenAI(
@@ -31,7 +33,8 @@ def connect(http: Any) -> None:
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
         streaming=True,
         timeout=300,
-        http_client=http,
+        http_client=stand_in or http,
+        http_async_client=http_async,
     )
     graph = create_react_agent(model, [look_up])
 

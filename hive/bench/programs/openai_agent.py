@@ -9,14 +9,16 @@ from typing import Any, Dict, Tuple
 import openai
 import serving
 
+http = openai.DefaultHttpxClient()
+"""With its TLS context, which agents of one ready state share; it has no connection yet."""
 client: Any = None
 
 
-def connect(http: Any) -> None:
+def connect(stand_in: Any) -> None:
     """Makes the client, with the environment of now."""
     global client
     url, key = os.environ.get("OPENAI_BASE_URL", "http://stub.invalid/v1"), os.environ.get("OPENAI_API_KEY", "none")
-    client = openai.OpenAI(base_url=url, api_key=key, http_client=http)
+    client = openai.OpenAI(base_url=url, api_key=key, http_client=stand_in or http)
 
 
 def ask(messages: serving.Messages) -> Tuple[str, Dict[int, Dict[str, str]]]:

@@ -102,7 +102,7 @@ def serve(
 ) -> None:
     """Serves turns at HIVE_AGENT_PORT until the end; one at a time, as an agent does.
 
-    `connect` makes its client, of an HTTP client or None for its own. `package`: openai.
+    `connect` makes its client, with a stand-in's HTTP client or, by None, its own. `package`: openai.
     """
     if connect is not None and WARM_TURNS:
         warm_up(turn, connect, package)
