@@ -41,7 +41,8 @@ END_S = 2.0
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a fork server: what it makes of itself.
 
-    `script`: empty, or the one that it runs until `hive.ready()`. `user_namespace`: it enters one of its own and waits for `mapped`; `own_network`: with an empty network besides.
+    `script`: empty, or the one that it runs until `hive.ready()`. `user_namespace`: it enters one of its own and waits
+    for `mapped`; `own_network`: with an empty network besides.
     `filter`: as in `ForkOrder`, for itself, before its first import.
     """
 

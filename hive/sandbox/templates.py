@@ -273,7 +273,7 @@ def youngest(directories: list[str]) -> float:
 
 def written(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """The state on the disk of each file that is there: another one is another content, as far as that can be seen."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for file in itertools.islice(files, SOURCES_MAX):
         with contextlib.suppress(OSError, ValueError):
             seen = os.stat(file)

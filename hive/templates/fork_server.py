@@ -340,7 +340,7 @@ class ForkServer:
 class HiveFinder:
     """Finds `hive` where no other finder does: the one file of it that a script needs, which is no package here."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+    def find_spec(self, name: str, *_: object) -> Any:
         if name != "hive":
             return None
         return importlib.util.spec_from_file_location("hive", HIVE, submodule_search_locations=None)

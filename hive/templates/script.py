@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 
 
-def run(argv: list[str], at_end: Callable[[BaseException | None], None] = lambda error: None) -> None:
+def run(argv: list[str], at_end: Callable[[BaseException | None], None] = lambda _: None) -> None:
     """Runs it; whatever leaves it is told as Python tells it, and leaves here as SystemExit or KeyboardInterrupt.
 
     `at_end` is called with that once it was told, with None where the script came to its last line.

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import string
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 try:
     from hive import ready
@@ -66,8 +66,8 @@ def recent(messages: Messages) -> Messages:
 def completion(asked: Dict[str, Any]) -> bytes:
     """The stand-in's answer to a request for a chat completion, streamed: first the tool is called, then it answers."""
     has_result = any(message.get("role") == "tool" for message in asked.get("messages", ()))
-    call = {"index": 0, "id": "c", "type": "function"}
-    call["function"] = {"name": "look_up", "arguments": '{"word": "honey"}'}
+    asking = {"name": "look_up", "arguments": '{"word": "honey"}'}
+    call = {"index": 0, "id": "c", "type": "function", "function": asking}
     deltas: List[Dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": "frames "}, {"content": "2"}] if has_result else [{"tool_calls": [call]}]
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
@@ -89,7 +89,8 @@ def stand_in(package: Any) -> Any:
 
 
 def warm_up(turn: Callable[[Messages], str], connect: Callable[[Any], None], package: Any) -> None:
-    """Turns against the stand-in, with a history that is dropped again: what packages do at their first uses is done."""
+    """Takes turns against the stand-in, with a history that is dropped again: then packages have done what they do
+    at their first uses."""
     with stand_in(package) as http:
         connect(http)
         messages = history()
@@ -97,9 +98,7 @@ def warm_up(turn: Callable[[Messages], str], connect: Callable[[Any], None], pac
             turn(recent(messages))
 
 
-def serve(
-    turn: Callable[[Messages], str], connect: Optional[Callable[[Any], None]] = None, package: Any = None
-) -> None:
+def serve(turn: Callable[[Messages], str], connect: Callable[[Any], None] | None = None, package: Any = None) -> None:
     """Serves turns at HIVE_AGENT_PORT until the end; one at a time, as an agent does.
 
     `connect` makes its client, with a stand-in's HTTP client or, by None, its own. `package`: openai.
