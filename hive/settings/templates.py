@@ -122,7 +122,7 @@ def why_not_template(values: Mapping[str, Any]) -> tuple[str, str]:
     >>> why_not_template({"imports": "openai"})
     ('python', 'missing: its interpreter, or the directory of its virtual environment')
     >>> why_not_template({"python": "/venv"})
-    ('imports', 'missing: without modules there is nothing to share')
+    ('imports', 'missing: without modules, or a script, there is nothing to share')
     >>> why_not_template({"python": "/venv", "script": "/srv/agents/alice.py"})
     ('', '')
     >>> why_not_template({"python": "/venv", "imports": "openai", "env": "OPENAI_API_KEY=x"})
@@ -131,7 +131,7 @@ def why_not_template(values: Mapping[str, Any]) -> tuple[str, str]:
     if not values.get("python"):
         return "python", "missing: its interpreter, or the directory of its virtual environment"
     if not values.get("imports") and not values.get("script"):
-        return "imports", "missing: without modules there is nothing to share"
+        return "imports", "missing: without modules, or a script, there is nothing to share"
     if not 0 <= values.get("memory_mb", 0) < 1 << 24 or 0 < values.get("memory_mb", 0) < 16:
         return "memory_mb", f"{values['memory_mb']} is not from 16 to {1 << 24}; 0: no limit of its own"
     try:

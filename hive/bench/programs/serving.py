@@ -70,7 +70,7 @@ def completion(asked: Dict[str, Any]) -> bytes:
     call = {"index": 0, "id": "c", "type": "function", "function": asking}
     deltas: List[Dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": "frames "}, {"content": "2"}] if has_result else [{"tool_calls": [call]}]
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices: List[Dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": "stop" if has_result else "tool_calls"})
     head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "stub"}
     lines = ["data: " + json.dumps({**head, "choices": [choice]}) + "\n\n" for choice in choices]
