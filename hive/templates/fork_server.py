@@ -39,7 +39,7 @@ READY = "_hive_template_ready"
 """The name in sys.modules under which `hive.ready()` finds the template."""
 HIVE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__init__.py")
 IMPORTS, SCRIPT = "its imports", "its script"
-"""Who did what a template cannot have."""
+"""Names of those who may have done what a template cannot have."""
 SOURCES_BYTES = 16 * 1024
 """Of the names of files that a script has imported."""
 
@@ -215,7 +215,7 @@ class ForkServer:
     # --- in a script -------------------------------------------------------------------------------------------------
 
     def _offer_ready(self) -> None:
-        """What the script's `hive.ready()` finds, and `hive` itself where the packages have none."""
+        """Puts there what the script's `hive.ready()` finds, and `hive` itself where the packages have none."""
         try:
             with open(self.script, "rb"):
                 pass

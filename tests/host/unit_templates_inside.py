@@ -314,7 +314,8 @@ async def test_agents_go_on_from_hive_ready_in_the_script_their_template_stopped
         async with asyncio.timeout(10):
             while '"argv"' not in await journal(agent):
                 await asyncio.sleep(0.1)
-        said = json.loads((await journal(agent)).strip().splitlines()[-1])
+        (line,) = [line for line in (await journal(agent)).splitlines() if '"argv"' in line]
+        said = json.loads(line)
         assert (said["uid"], said["keys"]) == (FIRST, [])
         assert (said["argv"], said["home"], said["own"]) == ([agent], str(PATHS.home(agent)), FIRST + int(agent[1:]))
         assert show(agent, "MainPID", "Type") == {"MainPID": str(pid), "Type": "notify"}
