@@ -87,8 +87,8 @@ class Packets:
 class ForkServer:
     """The template, before and after it is ready.
 
-    `script`: the one that it stops in, empty where it stops after its imports. `pid`: a process that its script started
-    is no template.
+    `script`: the one that it stops in, empty where it stops after its imports. `pid`: its own; another process that
+    has this object is no template.
     """
 
     def __init__(self, control: Packets) -> None:
@@ -112,7 +112,7 @@ class ForkServer:
                 self._enter_user_namespace(order["own_network"])
             if order["filter"] is not None:
                 unit_setup.load_filter(base64.b64decode(order["filter"]))
-            self.script, self._pin = order["script"], order["pin"]
+            self.script, self._pin = order.get("script", ""), order["pin"]
             self._began = time.monotonic()
             self.randoms.watch()
             self._import(order["imports"], order["warm"])
@@ -132,7 +132,7 @@ class ForkServer:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for Hive, which closes the socket
             sys.stdout.flush()
             sys.stderr.flush()
-            self._collects = gc.isenabled()
+            self._collects = not self.script or gc.isenabled()
             gc.disable()
             gc.collect()
             gc.collect()
@@ -251,6 +251,8 @@ class ForkServer:
         self._fail(UnfitTemplate(f"its script {how} before hive.ready()" + (f": {_in_words(error)}" if error else "")))
 
     def _offer_no_more(self) -> None:
+        """In a child, which is no template; nor is a process of its own that gets the number of one that ended."""
+        self.pid = -1
         sys.modules.pop(READY, None)
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
