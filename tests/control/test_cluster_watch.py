@@ -112,7 +112,7 @@ async def test_a_ray_whose_dashboard_is_away_is_found_once_and_told_of_once_it_i
         for _ in range(3):
             await seen.watch.check()
             await seen.watch.look_at_cluster()
-        assert backend.asked.count("/-/routes") == 1
+        assert backend.asked.count("/readiness") == 1
         assert "does not tell how many replicas run" in seen.info.warning
         dashboard.serve("RUNNING", "RUNNING")
         assert [await seen.places(), seen.info.warning] == [8, ""]
