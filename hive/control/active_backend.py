@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
+from hive.backends.capacity import LABELS
 from hive.backends.switch import Target
 from hive.control.backends import BackendWatch
 from hive.control.effects import DaemonEffects
@@ -15,6 +18,8 @@ from hive.link.messages import BackendChanged
 from hive.link.proxy_link import ProxyGates
 from hive.store.live import Live
 from hive.tasks import spawn
+
+log = logging.getLogger("hive.daemon")
 
 
 class Active:
@@ -181,7 +186,8 @@ class Active:
 
     def _checked(self, changed: bool) -> None:
         assert self._watch is not None
-        effects, was_up = self._effects, self._effects.backend is not None and self._effects.backend.up
+        effects, before = self._effects, self._effects.backend
+        was_up = before is not None and before.up
         effects.backend, effects.models = self._watch.info, self._watch.models
         self._live.set_models(effects.models)  # every time: the key lives for 300 s
         if not changed:
@@ -192,6 +198,46 @@ class Active:
             backend = effects.backend
             detail = {"backend": backend.label, "version": backend.version, "models": len(effects.models)}
             self._audit_log.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+        if (change := capacity_change(before, effects.backend)) is not None:
+            log.info(
+                "backend_capacity address=%s slots=%s before=%s running=%d wanted=%d",
+                self._watch.address,
+                change["slots"],
+                change["before"],
+                change["running"],
+                change["wanted"],
+            )
+            self._audit_log.note("backend.capacity", detail=change)
+
+
+def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict[str, Any] | None:
+    """The change of what a cluster works on at once, for the event that tells of it; None where there is none to tell.
+
+    >>> from msgspec.structs import replace
+    >>> from hive.domain import Cluster
+    >>> two = BackendInfo(kind="vllm", address="h:1", places=16, cluster=Cluster(
+    ...     engine="router", wanted=2, running=2, slots_each=8))
+    >>> one = replace(two, places=8, cluster=replace(two.cluster, running=1))
+    >>> capacity_change(two, one)["reason"]
+    '1 of 2 replicas of vLLM Router run: 8 requests at once, before 16'
+    >>> capacity_change(two, two), capacity_change(replace(two, cluster=None), None)
+    (None, None)
+    """
+    if before is None or now is None or before.address != now.address or before.places == now.places:
+        return None
+    if (cluster := now.cluster or before.cluster) is None:
+        return None
+    at_once, was = ("no limit" if one.places is None else f"{one.places}" for one in (now, before))
+    return {
+        "backend": now.label,
+        "slots": now.places,
+        "before": before.places,
+        "running": cluster.running,
+        "wanted": cluster.wanted,
+        "down": [node.name for node in cluster.nodes if not node.up],
+        "reason": f"{cluster.running} of {cluster.wanted} replicas of {LABELS[cluster.engine]} run: "
+        f"{at_once} requests at once, before {was}",
+    }
 
 
 async def _nothing_read(control: BackendControl, models: Sequence[ModelInfo]) -> None:
