@@ -407,7 +407,7 @@ TABLE: dict[str, Row] = {
     ),
     "router_checks_slow": _warning(
         "{what} looks after its workers every {interval_s} s: a worker that has gone is given requests so long",
-        "systemctl edit {what:quote}  # --health-check-interval-secs 2",
+        "{remedy}  # with --health-check-interval-secs 2",
     ),
     "pool_file_missing": _error(
         "there is no {path} for {model}{more:?, and * more are missing}: requests for it get 503",

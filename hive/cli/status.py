@@ -115,6 +115,7 @@ def _status(answer: Answer) -> str:
         ("Helper", _helper(answer)),
         ("Redis", _redis(answer["redis"])),
         ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
+        *([("Cluster", cluster.replicas(told))] if (told := (backend or {}).get("cluster")) else []),
         *([("Pool", _pool(pool))] if (pool := answer.get("pool")) else []),
         ("Agents", _counted(answer["agents"])),
         ("Isolation", answer["isolation"]),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
-from hive.backends.capacity import LABELS
 from hive.backends.switch import Target
 from hive.control.backends import BackendWatch
 from hive.control.effects import DaemonEffects
@@ -18,8 +16,6 @@ from hive.link.messages import BackendChanged
 from hive.link.proxy_link import ProxyGates
 from hive.store.live import Live
 from hive.tasks import spawn
-
-log = logging.getLogger("hive.daemon")
 
 
 class Active:
@@ -201,14 +197,6 @@ class Active:
             detail = {"backend": backend.label, "version": backend.version, "models": len(effects.models)}
             self._audit_log.note("backend.up" if self._watch.up else "backend.down", detail=detail)
         if (change := capacity_change(before, effects.backend)) is not None:
-            log.info(
-                "backend_capacity address=%s slots=%s before=%s running=%d wanted=%d",
-                self._watch.address,
-                change["slots"],
-                change["before"],
-                change["running"],
-                change["wanted"],
-            )
             self._audit_log.note("backend.capacity", detail=change)
 
 
@@ -219,9 +207,9 @@ def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict
     >>> from hive.domain import Cluster
     >>> two = BackendInfo(kind="vllm", address="h:1", places=16, cluster=Cluster(
     ...     engine="router", wanted=2, running=2, slots_each=8))
-    >>> one = replace(two, places=8, cluster=replace(two.cluster, running=1))
+    >>> one = replace(two, places=8, places_from="1 of 2 replicas", cluster=replace(two.cluster, running=1))
     >>> capacity_change(two, one)["reason"]
-    '1 of 2 replicas of vLLM Router run: 8 requests at once, before 16'
+    '8 at once, before 16 at once: 1 of 2 replicas'
     >>> capacity_change(two, two), capacity_change(replace(two, cluster=None), None)
     (None, None)
     """
@@ -229,7 +217,7 @@ def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict
         return None
     if (cluster := now.cluster or before.cluster) is None:
         return None
-    at_once, was = ("no limit" if one.places is None else f"{one.places}" for one in (now, before))
+    at_once, was = ("no limit" if one.places is None else f"{one.places} at once" for one in (now, before))
     return {
         "backend": now.label,
         "slots": now.places,
@@ -237,8 +225,7 @@ def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict
         "running": cluster.running,
         "wanted": cluster.wanted,
         "down": [node.name for node in cluster.nodes if not node.up],
-        "reason": f"{cluster.running} of {cluster.wanted} replicas of {LABELS[cluster.engine]} run: "
-        f"{at_once} requests at once, before {was}",
+        "reason": f"{at_once}, before {was}: {now.places_from}",
     }
 
 

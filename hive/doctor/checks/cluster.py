@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hive.backends import ask, ray_serve, vllm_router
+from hive.backends import ask, ray_serve, vllm_ranks, vllm_router
 from hive.backends.capacity import LABELS
 from hive.backends.conversation import ControlAnswer
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
@@ -41,13 +41,12 @@ WIDE = ("0.0.0.0", "::")
 
 
 class ClusterTarget(NamedTuple):
-    """The cluster that is looked at. `engine`: as the daemon found it, without one as hive.conf names it. `notes`: of
-    the daemon. `dashboard`: where Ray is asked; empty where it is another engine."""
+    """The cluster that is looked at. `engine`: as the daemon found it, without one as hive.conf names it. `teller`: the
+    address where it is asked. `dashboard`: the same where that is Ray's; empty where it is another engine."""
 
     engine: str
-    address: str
+    teller: str
     dashboard: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def target_of(subject: Subject) -> ClusterTarget | None:
@@ -61,8 +60,9 @@ def target_of(subject: Subject) -> ClusterTarget | None:
     address = str(backend.get("address") or (ask.parse_address(inference.backend_url) if inference.backend_url else ""))
     if not engine or not address:
         return None
-    dashboard = ray_serve.dashboard_of(address, inference.backend_cluster_url) if engine == RAY else ""
-    return ClusterTarget(engine, address, dashboard, tuple(found.get("notes", ())))
+    is_elsewhere = engine == RAY or (engine == ROUTER and inference.backend_cluster_url)
+    teller = ray_serve.dashboard_of(address, inference.backend_cluster_url) if is_elsewhere else address
+    return ClusterTarget(engine, teller, teller if engine == RAY else "")
 
 
 async def _answer(address: str, path: str, access: RemoteAccess = NO_ACCESS) -> ControlAnswer | str:
@@ -88,11 +88,9 @@ async def look_at_answers(subject: Subject) -> CheckVerdict:
     target = target_of(subject)
     if target is None:
         return skipped(NONE_KNOWN)
-    if target.engine == RAY:
-        told = await _answer(target.dashboard, ray_serve.APPLICATIONS, _access(subject))
-        return judge_answers(target.engine, target.dashboard, told)
-    path = vllm_router.WORKERS if target.engine == ROUTER else "/metrics"
-    return judge_answers(target.engine, target.address, await _answer(target.address, path))
+    path = {RAY: ray_serve.APPLICATIONS, ROUTER: vllm_router.WORKERS}.get(target.engine, vllm_ranks.METRICS)
+    access = _access(subject) if target.dashboard else NO_ACCESS
+    return judge_answers(target.engine, target.teller, await _answer(target.teller, path, access))
 
 
 def judge_answers(engine: str, at: str, told: ControlAnswer | str) -> CheckVerdict:
@@ -383,12 +381,12 @@ def _of_processes() -> list[RouterCommand]:
 
 def is_router(words: Sequence[str]) -> bool:
     """
-    >>> is_router(("/usr/bin/python3", "-m", "vllm_router.launch_router")), is_router(("/r/bin/vllm-router", "--port", "1"))
+    >>> is_router(("python3", "-m", "vllm_router.launch_router")), is_router(("/r/bin/vllm-router", "--port", "1"))
     (True, True)
     >>> is_router(("vim", "vllm-router.service")), is_router(("vllm::router",))
     (False, False)
     """
-    return any(word.rpartition("/")[2] in ("vllm-router", "vllm_router.launch_router") for word in words[:4])
+    return any(word.rpartition("/")[2] in ("vllm-router", "vllm_router.launch_router") for word in words[:6])
 
 
 def judge_checks(found: Sequence[RouterCommand]) -> CheckVerdict:
@@ -408,7 +406,8 @@ def judge_checks(found: Sequence[RouterCommand]) -> CheckVerdict:
         if seconds is None:
             return skipped(f"{where} names {INTERVAL} by a variable: 2 is right, the default is {INTERVAL_S}")
         if seconds > INTERVAL_MOST_S:
-            return wrong("router_checks_slow", what=where, interval_s=seconds)
+            remedy = f"systemctl edit {where}" if where.endswith(".service") else "start the router anew"
+            return wrong("router_checks_slow", what=where, interval_s=seconds, remedy=remedy)
     return passed(f"{found[0].where} looks after its workers every {interval_in(found[0].words)} s")
 
 
