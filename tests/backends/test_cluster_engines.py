@@ -37,11 +37,14 @@ vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} %d
 """
 
 
-def ray(prefix: str = "", inference: InferenceSection | None = None, **changes: Any) -> ClusterLook:
+Changes = dict[str, dict[str, Any]]
+
+
+def ray(prefix: str = "", inference: InferenceSection | None = None, changes: Changes | None = None) -> ClusterLook:
     """A look at the recorded answer; `changes`: deployment → what is another way there."""
     told = msgspec.json.decode(APPLICATIONS.read_bytes())
     for app in told["applications"].values():
-        for name, change in changes.items():
+        for name, change in (changes or {}).items():
             for key, value in change.items() if name in app["deployments"] else ():
                 target = app["deployments"][name]
                 (target["deployment_config"] if key in target["deployment_config"] else target)[key] = value
@@ -75,19 +78,19 @@ def test_an_ingress_of_ray_serve_llm_is_no_worker_and_its_limit_is_none() -> Non
 
 
 def test_an_ingress_that_takes_less_than_its_workers_bounds_them_and_without_one_nothing_runs() -> None:
-    workers = {"LLMServer:tiny": {"max_ongoing_requests": 8}}
-    assert ray(**workers).places == 16
-    assert ray(**workers, OpenAiIngress={"max_ongoing_requests": 5}).places == 5
-    lost = ray(**workers, OpenAiIngress={"replicas": []})
+    workers: Changes = {"LLMServer:tiny": {"max_ongoing_requests": 8}}
+    assert ray(changes=workers).places == 16
+    assert ray(changes=workers | {"OpenAiIngress": {"max_ongoing_requests": 5}}).places == 5
+    lost = ray(changes=workers | {"OpenAiIngress": {"replicas": []}})
     assert (lost.places, lost.running, lost.why_none) == (0, 2, "OpenAiIngress runs 0 of 1 replicas")
 
 
 def test_a_replica_that_starts_or_stops_does_not_run() -> None:
     states = [{"state": state, "node_ip": A} for state in ("RUNNING", "STARTING", "STOPPING", "RECOVERING")]
-    found = ray("/fake", Chat={"replicas": states})
+    found = ray("/fake", changes={"Chat": {"replicas": states}})
     assert (found.running, found.places) == (1, 4)
     assert [node.replicas for node in found.nodes] == [1]
-    down = ray("/fake", Chat={"replicas": [], "autoscaling_config": None})
+    down = ray("/fake", changes={"Chat": {"replicas": []}})
     assert (down.places, down.starts_when_asked) == (0, False)
 
 
