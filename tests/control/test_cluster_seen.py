@@ -1,4 +1,4 @@
-"""How a person sees a cluster: a whole daemon before servers that play an engine's answers."""
+"""A cluster as a person sees it: a whole daemon before servers that play an engine's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hive doctor` says of a cluster: before servers that give answers of a real Ray 2.60 and vLLM Router 0.1.17."""
+"""Verdicts of `hive doctor` on a cluster: before servers that give answers of a real Ray 2.60 and vLLM Router 0.1.17."""
 
 from __future__ import annotations
 
