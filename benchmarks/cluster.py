@@ -19,7 +19,6 @@ import json
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ import httpx
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from journeys.sdk import door_of
+from journeys.sdk import Door, door_of
 from journeys.stack import Stack, stack
 
 from tests.control.played_engine import PlayedEngine, playing_in_a_thread
@@ -131,30 +130,28 @@ def wait_for(places: Callable[[], Any], wanted: int) -> None:
 
 def beside_a_flood(hive: Stack) -> tuple[float, str]:
     """Seconds to the first byte of the light tenant's stream, and what Hive says that it waited in its queue."""
-    urls = {}
+    doors = {}
     for name in ("flood", "light"):
         hive.create(name, "idler.py", tier="high", tenant=name)
-        door = door_of(hive, name)
-        urls[name] = f"{door.root}/v1/chat/completions", door.token
-    threads = [threading.Thread(target=stream, args=urls["flood"]) for _ in range(FLOOD)]
-    for thread in threads:
-        thread.start()
-    time.sleep(LATER_S)
-    found = stream(*urls["light"])
-    for thread in threads:
-        thread.join()
-    return found
+        doors[name] = door_of(hive, name)
+    return asyncio.run(flooded(doors["flood"], doors["light"]))
 
 
-def stream(url: str, key: str) -> tuple[float, str]:
+async def flooded(flood: Door, light: Door) -> tuple[float, str]:
+    async with httpx.AsyncClient(timeout=120, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+        asked = [asyncio.create_task(stream(client, flood)) for _ in range(FLOOD)]
+        await asyncio.sleep(LATER_S)
+        found = await stream(client, light)
+        await asyncio.gather(*asked)
+        return found
+
+
+async def stream(client: httpx.AsyncClient, door: Door) -> tuple[float, str]:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    began = time.perf_counter()
-    with (
-        httpx.Client(timeout=120, trust_env=False, headers={"Authorization": f"Bearer {key}"}) as client,
-        client.stream("POST", url, json=body) as answer,
-    ):
-        first_s = 0.0
-        for _ in answer.iter_bytes():
+    began, first_s = time.perf_counter(), 0.0
+    url, fields = f"{door.root}/v1/chat/completions", {"Authorization": f"Bearer {door.token}"}
+    async with client.stream("POST", url, json=body, headers=fields) as answer:
+        async for _ in answer.aiter_bytes():
             first_s = first_s or time.perf_counter() - began
         return first_s, answer.headers.get("x-queue-wait-ms", "")
 

@@ -47,6 +47,7 @@ class ClusterWatch:
         self._meter: CapacityMeter | None = None
         self._ranks = vllm_ranks.RankWatch()
         self._notes: tuple[str, ...] = ()
+        self._answers = False
         self.capacity = NOTHING
         self.is_sure = False
         """True once every question about the engine was answered, by whatever."""
@@ -62,7 +63,7 @@ class ClusterWatch:
     def routes_around(self) -> bool:
         """Whether the engine says that something runs although its own `/health` may not: vLLM Router answers 503 there
         as soon as one worker is lost."""
-        return self.engine == vllm_router.ENGINE and bool(self.capacity.places)
+        return self.engine == vllm_router.ENGINE and self._answers and bool(self.capacity.places)
 
     async def find(self, kind: str) -> None:
         """Finds out which engine tells, and looks. Called once the backend came up, and again from time to time. The
@@ -91,7 +92,7 @@ class ClusterWatch:
         comes = found is not None and not found.places and await self._go_on()
         if meter is not self._meter:
             return  # another engine was found meanwhile
-        before = self.capacity
+        before, self._answers = self.capacity, found is not None
         self.capacity = meter.see(found, now=time.monotonic(), at=time.time(), tokens_come=comes, silent=silent)
         if self.capacity.warning and not before.warning:
             log.warning("cluster_silent address=%s engine=%s error=%s", self._address, meter.engine, silent)
