@@ -141,8 +141,31 @@ def test_an_answer_that_is_none_of_rays_is_no_fault_of_the_check(played: PlayedE
     assert {one.status for one in found} <= {SKIP, PASS}
 
 
+def test_a_ray_that_the_daemon_found_and_that_asks_for_a_token_is_looked_at_too(played: PlayedEngine) -> None:
+    """It has told nothing yet, so there is no cluster in what the daemon says: only its warning names it."""
+    warning = "Ray Serve does not tell how many replicas run: it asks for a token (401)"
+    one = Subject(
+        kind=TargetKind.UP, health={"backend": {"address": "127.0.0.1:9", "cluster": None, "warning": warning}}
+    )
+    found = cluster.target_of(one)
+    assert found is not None
+    assert (found.engine, found.dashboard) == ("ray", "127.0.0.1:8265")
+
+
+def test_an_engine_that_hangs_is_told_before_the_time_of_a_check_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        section = InferenceSection(
+            backend_url=f"http://{at}/v1", backend_cluster="ray", backend_cluster_url=f"http://{at}"
+        )
+        one = Subject(kind=TargetKind.UP, settings=Settings(inference=section), limit_s=1.0)
+        found = {one.name: one for one in results(one, "cluster")}
+    assert found["cluster.answers"].status is FAIL
+    assert "did not answer" in found["cluster.answers"].reason
+    assert {one.status for name, one in found.items() if name != "cluster.answers"} == {SKIP}
+
+
 def test_an_engine_that_is_away_is_told_once_and_the_rest_is_skipped(played: PlayedEngine) -> None:
-    one = subject(played)
     played.address = "127.0.0.1:9"
     one = subject(played)
     found = {one.name: one.status for one in results(one, "cluster")}

@@ -5,6 +5,7 @@ Only questions that change nothing are asked (GET), and none where no cluster is
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
@@ -56,7 +57,8 @@ def target_of(subject: Subject) -> ClusterTarget | None:
         return None
     found: Mapping[str, Any] = backend.get("cluster") or {}
     by_settings = inference.backend_cluster if inference.backend_cluster != "auto" else ""
-    engine = str(found.get("engine") or by_settings or (RAY if inference.backend_cluster_url else ""))
+    named = by_settings or (RAY if inference.backend_cluster_url else "")
+    engine = str(found.get("engine") or named or _silent_engine(str(backend.get("warning", ""))))
     address = str(backend.get("address") or (ask.parse_address(inference.backend_url) if inference.backend_url else ""))
     if not engine or not address:
         return None
@@ -65,10 +67,19 @@ def target_of(subject: Subject) -> ClusterTarget | None:
     return ClusterTarget(engine, teller, teller if engine == RAY else "")
 
 
-async def _answer(address: str, path: str, access: RemoteAccess = NO_ACCESS) -> ControlAnswer | str:
-    """The answer, or why there is none."""
+def _silent_engine(warning: str) -> str:
+    """The engine that the daemon found and that has told nothing yet: it is warned of by its name.
+
+    >>> _silent_engine("Ray Serve does not tell how many replicas run: h:8265 asks for a token"), _silent_engine("")
+    ('ray', '')
+    """
+    return next((engine for engine, label in LABELS.items() if warning.startswith(label)), "")
+
+
+async def _answer(subject: Subject, address: str, path: str, access: RemoteAccess = NO_ACCESS) -> ControlAnswer | str:
+    """The answer, or why there is none. It comes before the time of the check is over: then that says so by itself."""
     try:
-        return await ask.get(address, path, access=access)
+        return await ask.get(address, path, access=access, within_s=min(ask.ANSWER_S, subject.limit_s * 0.8))
     except (BackendDown, BackendTimeout) as error:
         return error.message
 
@@ -90,7 +101,7 @@ async def look_at_answers(subject: Subject) -> CheckVerdict:
         return skipped(NONE_KNOWN)
     path = {RAY: ray_serve.APPLICATIONS, ROUTER: vllm_router.WORKERS}.get(target.engine, vllm_ranks.METRICS)
     access = _access(subject) if target.dashboard else NO_ACCESS
-    return judge_answers(target.engine, target.teller, await _answer(target.teller, path, access))
+    return judge_answers(target.engine, target.teller, await _answer(subject, target.teller, path, access))
 
 
 def judge_answers(engine: str, at: str, told: ControlAnswer | str) -> CheckVerdict:
@@ -116,7 +127,7 @@ async def look_at_token(subject: Subject) -> CheckVerdict:
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} takes no orders")
-    return judge_token(target.dashboard, await _answer(target.dashboard, ray_serve.APPLICATIONS))
+    return judge_token(target.dashboard, await _answer(subject, target.dashboard, ray_serve.APPLICATIONS))
 
 
 def judge_token(at: str, told: ControlAnswer | str) -> CheckVerdict:
@@ -163,8 +174,13 @@ async def look_at_ways(subject: Subject) -> CheckVerdict:
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} takes no orders")
-    told = await _answer(target.dashboard, ray_serve.APPLICATIONS)
-    return judge_ways(_place(target.dashboard), told, _networks(subject))
+    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS)
+    if isinstance(told, str) or told.status != 200:
+        return judge_ways(DashboardPlace(target.dashboard, ""), told, None)
+    place, networks = await asyncio.gather(
+        asyncio.to_thread(_place, target.dashboard), asyncio.to_thread(_networks, subject)
+    )
+    return judge_ways(place, told, networks)
 
 
 def _place(dashboard: str) -> DashboardPlace:
@@ -205,10 +221,12 @@ def judge_ways(place: DashboardPlace, told: ControlAnswer | str, agents: Sequenc
     >>> judge_ways(place, open_, [AgentNetwork("bob", "docker")]).status.value
     'fail'
     """
-    if isinstance(told, str) or not place.ip:
-        return skipped(f"it does not answer{f': {told}' if isinstance(told, str) else ''}")
+    if isinstance(told, str):
+        return skipped(f"it does not answer: {told}")
     if told.status in (401, 403):
         return passed(f"{place.at} asks whoever reaches it for a token")
+    if not place.ip:
+        return skipped(f"{place.at} takes no connection, or is no dashboard (status {told.status})")
     reaching = [agent.name for agent in agents or () if can_reach(agent, place)]
     if reaching:
         return wrong("ray_reached_by_agents", at=place.at, agent=reaching[0], more=len(reaching) - 1)
@@ -282,7 +300,7 @@ async def _applications(subject: Subject) -> dict[str, ServeApplication] | Check
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} has nothing of this kind")
-    told = await _answer(target.dashboard, ray_serve.APPLICATIONS, _access(subject))
+    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS, _access(subject))
     if isinstance(told, str):
         return skipped(f"it does not answer: {told}")
     if told.status != 200:
