@@ -246,6 +246,17 @@ def test_a_routers_interval_is_read_from_its_unit(
     assert {result(one, f"cluster.{name}").status for name in ("token", "apart", "ingress", "limit")} == {SKIP}
 
 
+def test_a_router_that_asks_for_a_key_is_shown_that_of_the_backend(played: PlayedEngine, tmp_path: Path) -> None:
+    played.route(True)
+    played.token = TOKEN
+    file = tmp_path / "key"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    assert result(subject(played, "router"), "cluster.answers").status is FAIL
+    shown = subject(played, "router", backend_api_key_file=str(file))
+    assert result(shown, "cluster.answers").status is PASS
+
+
 def test_a_drop_in_of_the_routers_unit_comes_after_it(played: PlayedEngine, short_path: Path) -> None:
     units = short_path / UNITS.lstrip("/")
     (units / "vllm-router.service.d").mkdir(parents=True)

@@ -23,7 +23,7 @@ from hive.doctor.checks.target import Subject
 from hive.domain import RuntimeKind, origin_of
 from hive.errors import BackendDown, BackendTimeout, HiveError, NotPermitted
 from hive.files.layout import UNITS
-from hive.host.access import NO_ACCESS, RemoteAccess, cluster_access_of
+from hive.host.access import NO_ACCESS, RemoteAccess, access_of, cluster_access_of
 from hive.host.listener import listening_addresses
 from hive.host.process import ProcessTable, words_of
 
@@ -43,11 +43,13 @@ WIDE = ("0.0.0.0", "::")
 
 class ClusterTarget(NamedTuple):
     """The cluster that is looked at. `engine`: as the daemon found it, without one as hive.conf names it. `teller`: the
-    address where it is asked. `dashboard`: the same where that is Ray's; empty where it is another engine."""
+    address where it is asked. `dashboard`: the same where that is Ray's; empty where it is another engine.
+    `is_elsewhere`: the teller is not the backend itself, and is shown another token."""
 
     engine: str
     teller: str
     dashboard: str = ""
+    is_elsewhere: bool = False
 
 
 def target_of(subject: Subject) -> ClusterTarget | None:
@@ -62,9 +64,9 @@ def target_of(subject: Subject) -> ClusterTarget | None:
     address = str(backend.get("address") or (ask.parse_address(inference.backend_url) if inference.backend_url else ""))
     if not engine or not address:
         return None
-    is_elsewhere = engine == RAY or (engine == ROUTER and inference.backend_cluster_url)
+    is_elsewhere = engine == RAY or (engine == ROUTER and bool(inference.backend_cluster_url))
     teller = ray_serve.dashboard_of(address, inference.backend_cluster_url) if is_elsewhere else address
-    return ClusterTarget(engine, teller, teller if engine == RAY else "")
+    return ClusterTarget(engine, teller, teller if engine == RAY else "", is_elsewhere)
 
 
 def _silent_engine(warning: str) -> str:
@@ -84,10 +86,13 @@ async def _answer(subject: Subject, address: str, path: str, access: RemoteAcces
         return error.message
 
 
-def _access(subject: Subject) -> RemoteAccess:
-    """Without a token where this user may not read it: the dashboard then says that it asks for one."""
+def _access(subject: Subject, target: ClusterTarget) -> RemoteAccess:
+    """Without a token where this user may not read it: who is asked then says that it wants one."""
+    inference = subject.settings.inference
     try:
-        return cluster_access_of(subject.settings.inference, os.environ)
+        if target.is_elsewhere:
+            return cluster_access_of(inference, os.environ)
+        return access_of(inference, os.environ).shown_to(target.teller)
     except HiveError:
         return NO_ACCESS
 
@@ -100,7 +105,7 @@ async def look_at_answers(subject: Subject) -> CheckVerdict:
     if target is None:
         return skipped(NONE_KNOWN)
     path = {RAY: ray_serve.APPLICATIONS, ROUTER: vllm_router.WORKERS}.get(target.engine, vllm_ranks.METRICS)
-    access = _access(subject) if target.dashboard else NO_ACCESS
+    access = _access(subject, target)
     return judge_answers(target.engine, target.teller, await _answer(subject, target.teller, path, access))
 
 
@@ -300,7 +305,7 @@ async def _applications(subject: Subject) -> dict[str, ServeApplication] | Check
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} has nothing of this kind")
-    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS, _access(subject))
+    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS, _access(subject, target))
     if isinstance(told, str):
         return skipped(f"it does not answer: {told}")
     if told.status != 200:
