@@ -19,6 +19,7 @@ from hive.doctor.checks.check import Status
 from hive.doctor.checks.cluster import AgentNetwork, DashboardPlace
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import Result, examine
+from hive.domain import CloudUse
 from hive.files.layout import UNITS, Layout
 from hive.host.listener import listening_addresses
 from hive.settings.table import InferenceSection, Settings
@@ -74,6 +75,12 @@ def test_where_no_cluster_is_known_nothing_is_asked(played: PlayedEngine, settin
     )
     assert {found.status for found in results(one, "cluster")} == {SKIP}
     assert played.asked == []
+
+
+def test_where_nothing_may_leave_the_box_a_far_cluster_is_not_asked() -> None:
+    section = InferenceSection(backend_url="http://192.0.2.1:8000/v1", backend_cluster="ray", cloud=CloudUse.NEVER)
+    one = Subject(kind=TargetKind.UP, settings=Settings(inference=section), limit_s=20.0)
+    assert {found.status for found in results(one, "cluster")} == {SKIP}
 
 
 # --- Ray ---------------------------------------------------------------------------------------------------------

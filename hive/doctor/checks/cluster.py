@@ -20,7 +20,7 @@ from hive.backends.capacity import LABELS
 from hive.backends.conversation import ControlAnswer
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
-from hive.domain import RuntimeKind, origin_of
+from hive.domain import CloudUse, RuntimeKind, origin_of
 from hive.errors import BackendDown, BackendTimeout, HiveError, NotPermitted
 from hive.files.layout import UNITS
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of, cluster_access_of
@@ -28,7 +28,7 @@ from hive.host.listener import listening_addresses
 from hive.host.process import ProcessTable, words_of
 
 RAY, ROUTER = ray_serve.ENGINE, vllm_router.ENGINE
-NONE_KNOWN = "one server answers, and no cluster"
+NONE_KNOWN = "one server answers, and no cluster is to be asked"
 ROUTER_UNITS = "vllm-router*.service"
 INTERVAL = "--health-check-interval-secs"
 INTERVAL_S = 60
@@ -53,7 +53,7 @@ class ClusterTarget(NamedTuple):
 
 
 def target_of(subject: Subject) -> ClusterTarget | None:
-    """None where none is known."""
+    """None where none is known, or where it is far and nothing may leave the box."""
     inference, backend = subject.settings.inference, (subject.health or {}).get("backend") or {}
     if inference.enabled == "false" or inference.backend_cluster == "none":
         return None
@@ -66,6 +66,8 @@ def target_of(subject: Subject) -> ClusterTarget | None:
         return None
     is_elsewhere = engine == RAY or (engine == ROUTER and bool(inference.backend_cluster_url))
     teller = ray_serve.dashboard_of(address, inference.backend_cluster_url) if is_elsewhere else address
+    if inference.cloud == CloudUse.NEVER and not origin_of(teller).is_here:
+        return None
     return ClusterTarget(engine, teller, teller if engine == RAY else "", is_elsewhere)
 
 
