@@ -71,7 +71,7 @@ def stand_in(directory: Path) -> Iterator[int]:
 async def village(ground: VillageGround, *, template: bool) -> AsyncIterator[HiveVillage]:
     """Of the control's agents, which need no packages."""
     own = Chosen(PROGRAMS["own"], SYSTEM_PYTHON, {"BENCH_OWN_MIB": str(OWN_MIB)})
-    made = HiveVillage(ground, own, template=template)
+    made = HiveVillage(ground, own, template="packages" if template else "")
     try:
         await made.open()
         yield made
