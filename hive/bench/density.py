@@ -23,7 +23,7 @@ from hive import __version__
 from hive.bench import agent_programs, leftovers, swapping
 from hive.bench.agent_programs import Chosen
 from hive.bench.box import MIB, MemoryBox, place
-from hive.bench.driver import FULL, QUICK, BurstPace, measure
+from hive.bench.driver import FULL, QUICK, BurstPace, measure, turn
 from hive.bench.leftovers import RunRecord
 from hive.bench.search import (
     Edge,
@@ -345,6 +345,8 @@ class _Search:
                 return 0.0, max(1, agents - 1)
             if why := await village.why_not_as_meant():
                 raise NotSupported(why)
+            for target in village.targets:
+                await turn(target)  # one that never had a turn holds less than it will
             awake.append(self._agents_mib(village))
             await village.rest()
             others = [self._others_mib(village)]
