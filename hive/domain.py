@@ -434,6 +434,41 @@ class FoundCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     found: str = ""
 
 
+class ClusterNode(msgspec.Struct, frozen=True):
+    """One machine of a cluster, by the name its engine has for it. `up`: something on it can answer a request.
+    `replicas`: those running on it."""
+
+    name: str
+    up: bool
+    replicas: int
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A distributed inference engine behind one address, as it tells of itself.
+
+    `engine`: `router` (vLLM Router), `ray` (Ray Serve), `vllm` (vLLM's own data parallelism). `wanted`, `running`:
+    replicas that are meant to run, and that do. `slots_each`: requests that one works on at once, 0 where that is not
+    known. `stuck`: ranks of data parallelism whose tokens stand still while requests run there; they are none of
+    `running`. `asked_at`: Unix seconds of the last answer. `notes`: short codes of what is set up so that it fails
+    late or is open: `no_token`, `one_ingress`, `max_ongoing_unset`, `slow_checks`. `waiting`: requests in the engine's
+    own queue, which is none of Hive's; `waited_s`: how long those stood there that left it since the last look, on
+    average; each None where the engine does not tell. `why_none`: why no request can run there, a sentence; empty where
+    one can.
+    """
+
+    engine: str
+    wanted: int
+    running: int
+    slots_each: int
+    nodes: tuple[ClusterNode, ...] = ()
+    stuck: tuple[str, ...] = ()
+    asked_at: float = 0.0
+    notes: tuple[str, ...] = ()
+    waiting: int | None = None
+    waited_s: float | None = None
+    why_none: str = ""
+
+
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The active inference server as the proxy needs to know it. `kind`: the name it is registered under
     (`hive.backends.kinds`). `address` is `host:port` or a socket path, or where there is more to it a URL: `https://…`,
@@ -443,6 +478,8 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     `places_from` says in words where that number comes from; in JSON `slots` and `slots_from`. `priority`: it orders
     requests by a `priority` field. `warning`: what contradicts that (its own queue was seen to grow), empty where
     nothing does. `id_slots`: its slots, where Hive names one for each request (docs/cache.md); 0 where it does not.
+    `cluster`: what a distributed engine behind this address tells of itself; None where it is one server. With one,
+    `places` 0 is no place at all, and requests wait.
     """
 
     kind: str
@@ -456,6 +493,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""
     capabilities: FoundCapabilities = FoundCapabilities()
     id_slots: int = 0
+    cluster: Cluster | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,6 +102,7 @@ class Active:
                 settings=lambda: self._effects.settings,
                 on_checked=self._checked,
                 on_read=self._read,
+                tokens_come=self._proxy_link.tokens_come,
             )
         )
         self._unit = target.unit
@@ -116,6 +117,7 @@ class Active:
                 settings=lambda: self._effects.settings,
                 on_checked=self._checked,
                 on_read=self._read,
+                tokens_come=self._proxy_link.tokens_come,
             )
         )
         self._unit = ""

@@ -14,10 +14,12 @@ from hive.backends.backend import BackendControl, open_backend
 from hive.backends.concurrency import OwnQueue, choose_places, named_slots, takes_priority
 from hive.backends.kinds import spec_of
 from hive.backends.recognise import recognise
+from hive.control.cluster_watch import ClusterWatch, unknown
 from hive.domain import BackendInfo, CloudUse, ModelInfo, origin_of
 from hive.errors import HiveError
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of
 from hive.settings.table import Settings
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
@@ -30,7 +32,8 @@ class BackendWatch:
 
     `settings()`: those in force at that moment. `kind` None: whatever answers at `address` is recognised first.
     `on_read` is called with what it offers, each time that was read; `on_checked(changed)` after each check; `changed`:
-    `info` or `models` are not what they were. A backend that is down is a state, no failure.
+    `info` or `models` are not what they were. A backend that is down is a state, no failure. `tokens_come`: as
+    `ClusterWatch` has it.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class BackendWatch:
         settings: Callable[[], Settings],
         on_checked: Callable[[bool], None],
         on_read: Callable[[BackendControl, Sequence[ModelInfo]], Awaitable[None]] | None = None,
+        tokens_come: Callable[[], Awaitable[bool]] = unknown,
     ) -> None:
         self._address = address
         self._settings = settings
@@ -49,6 +53,8 @@ class BackendWatch:
         self._backend: BackendControl | None = None
         self._told_places: int | None = None
         self._own_queue = OwnQueue()
+        self._queue_warning = ""
+        self._cluster = ClusterWatch(address, settings=settings, access=self._access, tokens_come=tokens_come)
         self.info: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self.seen_at: float | None = None
@@ -78,13 +84,33 @@ class BackendWatch:
         return self._backend
 
     async def run(self) -> None:
-        """Checks every `backend_check_s`, until cancelled."""
+        """Checks every `backend_check_s`, and looks at its cluster every `cluster_poll_s`, until cancelled."""
+        following = spawn(self._follow_cluster(), name="cluster")
+        try:
+            while True:
+                await self.check()
+                self.checked.set()
+                every_s = self._settings().daemon.backend_check_s
+                is_remote = self.info is not None and spec_of(self.info.kind).is_remote
+                await asyncio.sleep(max(every_s, REMOTE_CHECK_S) if is_remote else every_s)
+        finally:
+            following.cancel()
+
+    async def _follow_cluster(self) -> None:
         while True:
-            await self.check()
-            self.checked.set()
-            every_s = self._settings().daemon.backend_check_s
-            is_remote = self.info is not None and spec_of(self.info.kind).is_remote
-            await asyncio.sleep(max(every_s, REMOTE_CHECK_S) if is_remote else every_s)
+            begun_at = time.monotonic()
+            if self._cluster.engine:
+                await self.look_at_cluster()
+            every_s = self._settings().inference.cluster_poll_s
+            await asyncio.sleep(max(0.0, begun_at + every_s - time.monotonic()))
+
+    async def look_at_cluster(self) -> None:
+        """Asks the engine behind the address what of it runs; what that changes is told at once."""
+        before = _lasting(self.info)
+        await self._cluster.look()
+        if self.info is not None:
+            self._use_places()
+            self._on_checked(before != _lasting(self.info))
 
     async def check(self, *, anew: bool = False) -> None:
         """Is it up, and does its own queue fill?
@@ -98,7 +124,7 @@ class BackendWatch:
     async def _check(self, anew: bool) -> None:
         if self._settings().inference.cloud == CloudUse.NEVER and not origin_of(self._address).is_here:
             return  # that question would leave the box, too
-        before = (self.info, self.models)
+        before = (_lasting(self.info), self.models)
         if self._backend is None and (found := await self._recognised()) is not None:
             self._take(found.kind)
         if self._backend is None or self.info is None:
@@ -107,7 +133,7 @@ class BackendWatch:
             self._backend = open_backend(self.info.kind, self._address, self._access())  # perhaps with another key
         if anew:
             await self._backend.look_for_files()
-        up = await self._backend.health()
+        up = await self._backend.health() or self._cluster.routes_around
         now = asyncio.get_running_loop().time()
         is_due = anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s
         if up and not (is_due and self._mark):  # the first mark is older than the first list
@@ -116,10 +142,12 @@ class BackendWatch:
             up = await self._refresh(self._backend, now)
             if up and self._on_read is not None:
                 await self._on_read(self._backend, self.models)
+        if up and is_due:
+            await self._cluster.find(self.info.kind)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
             await self._look_at_queue(self._backend)
-        changed = before != (self.info, self.models)
+        changed = before != (_lasting(self.info), self.models)
         if changed:
             log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
         self._on_checked(changed)
@@ -170,16 +198,33 @@ class BackendWatch:
         busy = await backend.busy()
         if busy.places is not None:  # a question that was not answered takes no limit away
             self._told_places = busy.places
-        places, places_from = choose_places(backend.kind, self._told_places, self._settings())
-        warning = self._own_queue.see(busy.waiting, places=places)
-        if warning and not self.info.warning:
-            log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, places)
+        cluster, places = self._cluster.capacity.cluster, self._places()[0]
+        waiting = busy.waiting if cluster is None else cluster.waiting
+        before, self._queue_warning = self._queue_warning, self._own_queue.see(waiting, places=places)
+        if self._queue_warning and not before:
+            log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, waiting, places)
+        self._use_places()
+
+    def _places(self) -> tuple[int | None, str]:
+        """Requests to send at once, and where that number comes from. What an operator sets comes first, then what the
+        cluster tells."""
+        assert self.info is not None
+        settings, capacity = self._settings(), self._cluster.capacity
+        if capacity.places is not None and not settings.proxy.backend_concurrency:
+            return capacity.places, capacity.places_from
+        return choose_places(self.info.kind, self._told_places, settings)
+
+    def _use_places(self) -> None:
+        assert self.info is not None
+        places, places_from = self._places()
+        capacity = self._cluster.capacity
         self.info = msgspec.structs.replace(
             self.info,
             places=places,
             places_from=places_from,
-            warning=warning,
-            id_slots=named_slots(backend.kind, self._told_places, self._settings()),
+            warning="; ".join(filter(None, (capacity.warning, self._queue_warning))),
+            id_slots=named_slots(self.info.kind, self._told_places, self._settings()),
+            cluster=capacity.cluster,
         )
 
     def _take(self, kind: str) -> None:
@@ -193,3 +238,11 @@ class BackendWatch:
             priority=takes_priority(kind, self._settings()),
         )
         self._backend = open_backend(kind, self._address, self._access())
+
+
+def _lasting(info: BackendInfo | None) -> BackendInfo | None:
+    """The same without what is another at each look: that is no news for those who only send requests."""
+    if info is None or info.cluster is None:
+        return info
+    cluster = msgspec.structs.replace(info.cluster, asked_at=0.0, waiting=None, waited_s=None)
+    return msgspec.structs.replace(info, cluster=cluster)

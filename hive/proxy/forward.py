@@ -1394,7 +1394,7 @@ class Exchange:
         elif self._climb is not None and now >= self._budget_at:
             self._end_climb(self._climb, slot, now)
         elif not self.sent_at and not slot.gate.is_closed:
-            self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
+            self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s, slot.why_no_place))
         elif not self.sent_at and now >= slot.gate.until_for(self.queued_at):
             self.refuse(slot.gate.refusal(now, self.queued_at))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones

@@ -68,6 +68,42 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
             pattern="^(auto|max_tokens|max_completion_tokens)$",
         ),
     ] = "auto"
+    backend_cluster: Annotated[
+        str,
+        _s(
+            "Who tells how much a cluster behind the backend's address can do: `router` (vLLM Router), `ray` (Ray "
+            "Serve), `none`: nobody; `auto`: whichever of them answers, or vLLM's own data parallelism.",
+            pattern="^(auto|router|ray|none)$",
+        ),
+    ] = "auto"
+    backend_cluster_url: Annotated[
+        str,
+        _s(
+            "Where that is asked: Ray's dashboard, `http://HEAD:8265`; empty: port 8265 of the backend's host, and for "
+            "vLLM Router the backend's own address.",
+            pattern=r"^(https?://[^\s@?#/]+/?)?$",
+            expected="http://HOST:PORT",
+        ),
+    ] = ""
+    backend_cluster_token_file: Annotated[
+        str,
+        _s(
+            "File (0600) with the token for Ray's dashboard, unless there is the credential `backend-cluster-token`; "
+            "Ray has no TLS there, so it travels in the clear.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    slots_per_replica: Annotated[
+        int,
+        _s(
+            "Requests that one replica of a cluster works on at once; 0: what the cluster tells, else "
+            "vllm_max_sequences.",
+            ge=0,
+            le=100_000,
+        ),
+    ] = 0
+    cluster_poll_s: Annotated[float, _s("How often a cluster is asked what of it runs.", unit="s", ge=0.1, le=60)] = 1
     vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
     default_model: Annotated[str, _s("Used where agent and request name no model.", runtime=True)] = ""
     auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", runtime=True, env="AUTO_SLEEP_ENABLED")] = True
