@@ -1,4 +1,4 @@
-"""A real Ray with Serve on two hosts, as the units of conf/cluster start it; skipped with the reason where it cannot be."""
+"""A real Ray with Serve on two hosts, as the units of conf/cluster start it; skipped with the reason without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a service of conf/cluster on a host as systemd would: its command, its environment, and again when it has ended."""
+"""Runs a service of conf/cluster on a host as systemd would: its command, its environment, again when it ended."""
 
 from __future__ import annotations
 

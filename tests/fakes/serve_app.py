@@ -1,7 +1,7 @@
 """A Ray Serve application without a model: chat as OpenAI's, whose answers take time and say which replica gave them.
 
 Runs in Ray's own environment (tests/tools/setup_ray.sh); `app` is what serve.yaml imports. The answer's `id` is the
-replica's, the first word of its text what came as `cache_salt`, and `max_tokens` words come, one every `TOKEN_S` seconds.
+replica's, the first word of its text what came as `cache_salt`; `max_tokens` words come, one every `TOKEN_S` seconds.
 """
 
 import asyncio
