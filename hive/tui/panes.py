@@ -11,9 +11,9 @@ from hive.terminal_text import shares
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
 from hive.tui.charts import with_scale
 from hive.tui.gpus import Drawing, gpu_lines
-from hive.tui.lines import ROLES, Line, LinePart, joined, line, text_of, wrapped
+from hive.tui.lines import ROLES, Line, LinePart, Role, joined, line, text_of, wrapped
 from hive.tui.pool import load_lines, pool_lines, pool_title
-from hive.tui.snapshot import BackendRow, EventLine, QueueLine, Snapshot, TenantQueueLine
+from hive.tui.snapshot import BackendRow, ClusterLine, EventLine, QueueLine, Snapshot, TenantQueueLine
 
 NOBODY_SAYS = "the proxy does not answer this user"
 JUMP_S = 5.0
@@ -73,8 +73,28 @@ def backend_line(backend: BackendRow | None) -> Line:
     if backend.switching:
         return line(LinePart(f"switching: {backend.switching}", "going"))
     slots = "" if backend.slots is None else f", {backend.slots} at once"
-    name = backend.label.partition(" at ")[0]
-    return line("backend ", LinePart("up", "good") if backend.up else LinePart("DOWN", "bad"), f": {name}{slots}")
+    state = LinePart("up", "good") if backend.up else LinePart("DOWN", "bad")
+    if (cluster := backend.cluster) is None:
+        return line("backend ", state, f": {backend.label.partition(' at ')[0]}{slots}")
+    inside = f", {cluster.waiting} wait inside" if cluster.waiting else ""
+    return line("backend ", state, f": {cluster.label} ", *_replicas(cluster), f"{slots}{inside}")
+
+
+def _replicas(cluster: ClusterLine) -> Line:
+    """Replicas and machines: those that do, of those that should.
+
+    >>> text_of([_replicas(ClusterLine(label="Ray Serve", running=1, wanted=2, nodes=2, down=["10.245.0.2"]))])
+    '1/2 replicas on 1/2 nodes'
+    >>> text_of([_replicas(ClusterLine(label="vLLM", running=2, wanted=2))])
+    '2/2 replicas'
+    """
+    is_well = cluster.running >= cluster.wanted and not cluster.stuck
+    role: Role = "" if is_well else "warn" if cluster.running and not cluster.stuck else "bad"
+    parts = [LinePart(f"{cluster.running}/{cluster.wanted} replicas", role)]
+    if cluster.nodes:
+        up = cluster.nodes - len(cluster.down)
+        parts += [LinePart(" on "), LinePart(f"{up}/{cluster.nodes} nodes", "warn" if cluster.down else "")]
+    return line(*parts, *([LinePart(f", {len(cluster.stuck)} stuck", "bad")] if cluster.stuck else []))
 
 
 def wrong_with(snapshot: Snapshot) -> list[str]:
