@@ -22,8 +22,6 @@ from tests.ports import free_port
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_backend.py"
 WORKER_PORT = 8001
 TOKEN_S = 0.02
-AT_ONCE = 4
-"""Requests that Hive is told to give each worker at once; the fake takes any number."""
 
 
 def program() -> Path:
@@ -60,11 +58,28 @@ class Worker:
 
 
 class Router:
-    """The router; `workers` are those behind it."""
+    """The router on this machine; `workers` are those behind it."""
 
-    def __init__(self, url: str, workers: list[Worker]) -> None:
+    def __init__(self, command: list[str], url: str, workers: list[Worker], log: Path) -> None:
         self.url = url
         self.workers = workers
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it has both workers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", "--", *self._command], stdout=log, stderr=log
+            )
+        self.wait_for(len(self.workers))
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def healthy(self) -> int:
         answer = httpx.get(f"{self.url}/readiness", trust_env=False, timeout=5)
@@ -83,11 +98,9 @@ def vllm_router(folder: Path) -> Iterator[Router]:
         for worker in workers:
             worker.start()
         command = [str(path), *words(port, [worker.url for worker in workers])]
-        log = made.enter_context((folder / "router.log").open("wb"))
-        process = made.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-        made.callback(process.kill)
-        router = Router(f"http://127.0.0.1:{port}", workers)
-        router.wait_for(2)
+        router = Router(command, f"http://127.0.0.1:{port}", workers, folder / "router.log")
+        made.callback(router.kill)
+        router.start()
         yield router
 
 
