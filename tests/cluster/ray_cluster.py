@@ -74,6 +74,11 @@ class RayCluster:
         found = self.told()["applications"]["llm"]["deployments"]["Chat"]["replicas"]
         return {replica.get("node_ip") or "": replica["state"] for replica in found}
 
+    def replica_ids(self) -> set[str]:
+        """Those that run."""
+        found = self.told()["applications"]["llm"]["deployments"]["Chat"]["replicas"]
+        return {replica["replica_id"] for replica in found if replica["state"] == "RUNNING"}
+
     def is_whole(self) -> bool:
         """Whether both replicas run and both hosts let requests in."""
         ways = [httpx.get(f"{self.url(host)}/v1/models", trust_env=False, timeout=5) for host in (self.a, self.b)]

@@ -4,6 +4,8 @@ Runs in Ray's own environment (tests/tools/setup_ray.sh); `app` is what serve.ya
 replica's, the first word of its text what came as `cache_salt`; `max_tokens` words come, one every `TOKEN_S` seconds.
 """
 
+# mypy: disable-error-code="attr-defined,untyped-decorator"
+# No `from __future__ import annotations`: FastAPI would not find the body of a method of a class.
 import asyncio
 import json
 import os
