@@ -13,6 +13,10 @@ from hive.settings.table import InferenceSection
 
 LABELS = {"router": "vLLM Router", "ray": "Ray Serve", "vllm": "vLLM's data parallelism"}
 """The engines, as people know them."""
+MOST_NAME = 60
+"""Characters of a name that are shown to somebody."""
+MOST_COUNT = 10**9
+"""Of whatever an engine counts: it travels to the proxy and to clients."""
 LOOK_S = 2.0
 """An engine answers a look within it, on whichever host it is."""
 KNOWN_FOR_S = 10.0
@@ -58,6 +62,15 @@ def slots_of(told: int, inference: InferenceSection) -> int:
     (8, 64, 4)
     """
     return inference.slots_per_replica or told or inference.vllm_max_sequences
+
+
+def shown(name: str) -> str:
+    """A name as its engine has it, fit for a terminal.
+
+    >>> shown("10.0.0.1"), shown("a\\x1b[2J"), len(shown("x" * 300))
+    ('10.0.0.1', '?', 60)
+    """
+    return name[:MOST_NAME] if name.isprintable() else "?"
 
 
 class CapacityMeter:
@@ -115,14 +128,14 @@ class CapacityMeter:
         nodes = tuple(there.get(name, ClusterNode(name, up=False, replicas=0)) for name in sorted(self._nodes))
         return Cluster(
             engine=look.engine,
-            wanted=look.wanted,
+            wanted=max(0, min(look.wanted, MOST_COUNT)),
             running=look.running,
             slots_each=look.slots_each,
             nodes=nodes,
             stuck=look.stuck,
             asked_at=at,
             notes=look.notes,
-            waiting=look.waiting,
+            waiting=None if look.waiting is None else max(0, min(look.waiting, MOST_COUNT)),
             waited_s=look.waited_s,
         )
 

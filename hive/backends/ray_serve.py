@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hive.backends.capacity import LOOK_S, ClusterLook, slots_of
+from hive.backends.capacity import LOOK_S, MOST_COUNT, ClusterLook, shown, slots_of
 from hive.backends.conversation import AskedServer, ControlAnswer, Conversation, decoded, get, object_in
 from hive.domain import ClusterNode, origin_of
 from hive.errors import BackendDown
@@ -173,7 +173,7 @@ def seen(serve: _Serve, prefix: str, inference: InferenceSection) -> ClusterLook
     workers = [one for app in found for one in app.workers.values()]
     each = [slots_of(one.ongoing, inference) for one in workers]
     needed = {name: one for app in found for name, one in app.needed.items()}
-    missing = [f"{name} runs 0 of {one.wanted} replicas" for name, one in needed.items() if not one.running]
+    missing = [f"{shown(name)} runs 0 of {one.wanted} replicas" for name, one in needed.items() if not one.running]
     hands_on = [one.running * one.ongoing for one in needed.values() if one.ongoing]
     return ClusterLook(
         engine=ENGINE,
@@ -182,7 +182,7 @@ def seen(serve: _Serve, prefix: str, inference: InferenceSection) -> ClusterLook
         slots_each=each[0] if len(set(each)) == 1 else 0,
         places=0
         if missing
-        else min(sum(one.running * slots for one, slots in zip(workers, each, strict=True)), *hands_on, 10**9),
+        else min(sum(one.running * slots for one, slots in zip(workers, each, strict=True)), *hands_on, MOST_COUNT),
         nodes=_nodes(serve.proxies, workers),
         notes=_notes(needed.values(), workers),
         starts_when_asked=not missing and any(one.starts_when_asked for one in workers),
@@ -206,10 +206,10 @@ def _nodes(proxies: Mapping[str, _Proxy], workers: list[_Deployment]) -> tuple[C
     replicas: dict[str, int] = {}
     for worker in workers:
         for replica in worker.replicas:
-            if name := replica.node_ip or replica.node_id:
+            if name := shown(replica.node_ip or replica.node_id or ""):
                 replicas[name] = replicas.get(name, 0) + (replica.state == RUNS)
-    healthy = {proxy.node_ip for proxy in proxies.values() if proxy.status == HEALTHY}
-    names = sorted({*replicas, *(proxy.node_ip for proxy in proxies.values() if proxy.node_ip)})
+    healthy = {shown(proxy.node_ip or "") for proxy in proxies.values() if proxy.status == HEALTHY}
+    names = sorted({*replicas, *(shown(proxy.node_ip) for proxy in proxies.values() if proxy.node_ip)})
     return tuple(
         ClusterNode(name, up=name in healthy or replicas.get(name, 0) > 0, replicas=replicas.get(name, 0))
         for name in names

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from hive.backends.capacity import LOOK_S, ClusterLook, slots_of
+from hive.backends.capacity import LOOK_S, ClusterLook, shown, slots_of
 from hive.backends.conversation import AskedServer, Conversation, get
 from hive.errors import BackendDown
 from hive.settings.table import InferenceSection
@@ -17,6 +17,8 @@ from hive.settings.table import InferenceSection
 ENGINE = "vllm"
 METRICS = "/metrics"
 STUCK_AFTER_S = 15.0
+MOST = 1e15
+"""No count is as high."""
 _MOVES = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
 """Counters that grow while a rank works: a long prompt that is being read is no standstill."""
 _RUNS, _WAITS = "vllm:num_requests_running", "vllm:num_requests_waiting"
@@ -49,11 +51,13 @@ def ranks_in(exposition: bytes) -> dict[str, Rank]:
         rank, row = _RANK.search(labels), name.decode()
         if rank is None or row not in _READ:
             continue
-        key = rank[1].decode(errors="replace"), row
+        key = shown(rank[1].decode(errors="replace")), row
         try:
-            sums[key] = sums.get(key, 0.0) + float(value)
+            number = float(value)
         except ValueError:
             continue
+        if abs(number) < MOST:
+            sums[key] = sums.get(key, 0.0) + number
     ranks = sorted({rank for rank, _ in sums}, key=lambda rank: (len(rank), rank))
     return {
         rank: Rank(

@@ -5,11 +5,12 @@ It sends a request at once to one of them; what waits, waits in that worker.
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 import msgspec
 
-from hive.backends.capacity import LOOK_S, ClusterLook, slots_of
+from hive.backends.capacity import LOOK_S, ClusterLook, shown, slots_of
 from hive.backends.conversation import AskedServer, ControlAnswer, Conversation, decoded, get, object_in
 from hive.domain import ClusterNode
 from hive.settings.table import InferenceSection
@@ -71,7 +72,7 @@ def seen(workers: list[_Worker], inference: InferenceSection) -> ClusterLook:
     well = [worker for worker in writers if worker.is_healthy] if is_read else []
     healthy: dict[str, int] = {}
     for worker in workers:
-        name = urlsplit(worker.url).hostname or worker.url
+        name = shown(_host_of(worker.url))
         healthy[name] = healthy.get(name, 0) + worker.is_healthy
     return ClusterLook(
         engine=ENGINE,
@@ -83,3 +84,15 @@ def seen(workers: list[_Worker], inference: InferenceSection) -> ClusterLook:
         waiting=sum(max(0, worker.load - each) for worker in well),
         why_none="" if is_read else "no worker that reads prompts is well",
     )
+
+
+def _host_of(url: str) -> str:
+    """
+    >>> _host_of("http://10.0.0.1:8000@1"), _host_of("grpc://h:1"), _host_of("http://[x")
+    ('10.0.0.1', 'h', 'http://[x')
+    """
+    try:
+        # A rank of data parallelism is an address with @ and its number behind it.
+        return urlsplit(re.sub(r"@\d+$", "", url)).hostname or url
+    except ValueError:
+        return url

@@ -142,7 +142,7 @@ class BackendWatch:
             up = await self._refresh(self._backend, now)
             if up and self._on_read is not None:
                 await self._on_read(self._backend, self.models)
-        if up and is_due:
+        if up and (is_due or not self._cluster.is_sure):
             await self._cluster.find(self.info.kind)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:

@@ -14,7 +14,7 @@ from hive.backends.capacity import LABELS, LOOK_S, Capacity, CapacityMeter, Clus
 from hive.backends.conversation import ControlAnswer
 from hive.backends.kinds import spec_of
 from hive.domain import BackendKind, CloudUse, origin_of
-from hive.errors import HiveError
+from hive.errors import ConfigError, HiveError, NotPermitted
 from hive.host.access import RemoteAccess, cluster_access_of
 from hive.settings.table import Settings
 
@@ -47,7 +47,10 @@ class ClusterWatch:
         self._meter: CapacityMeter | None = None
         self._ranks = vllm_ranks.RankWatch()
         self._notes: tuple[str, ...] = ()
+        self._answers = False
         self.capacity = NOTHING
+        self.is_sure = False
+        """True once every question about the engine was answered, by whatever."""
 
     def __repr__(self) -> str:
         return f"<ClusterWatch {self._address} {self._meter}>"
@@ -60,11 +63,13 @@ class ClusterWatch:
     def routes_around(self) -> bool:
         """Whether the engine says that something runs although its own `/health` may not: vLLM Router answers 503 there
         as soon as one worker is lost."""
-        return self.engine == vllm_router.ENGINE and bool(self.capacity.places)
+        return self.engine == vllm_router.ENGINE and self._answers and bool(self.capacity.places)
 
     async def find(self, kind: str) -> None:
-        """Finds out which engine tells, and looks. Called once the backend came up, and again from time to time."""
-        engine = await self._engine(kind)
+        """Finds out which engine tells, and looks. Called once the backend came up, and again from time to time. The
+        engine stays where some question was not answered."""
+        self.is_sure = True
+        engine = await self._engine(kind) or ("" if self.is_sure else self.engine)
         if engine != self.engine:
             log.info("cluster_found address=%s engine=%s", self._address, engine or "none")
             self._meter = CapacityMeter(engine) if engine else None
@@ -87,7 +92,7 @@ class ClusterWatch:
         comes = found is not None and not found.places and await self._go_on()
         if meter is not self._meter:
             return  # another engine was found meanwhile
-        before = self.capacity
+        before, self._answers = self.capacity, found is not None
         self.capacity = meter.see(found, now=time.monotonic(), at=time.time(), tokens_come=comes, silent=silent)
         if self.capacity.warning and not before.warning:
             log.warning("cluster_silent address=%s engine=%s error=%s", self._address, meter.engine, silent)
@@ -121,9 +126,14 @@ class ClusterWatch:
         return _asked(self._address, self._access().shown_to(self._address))
 
     def _teller(self) -> BackendControl:
-        """The server that settings name for it, or its dashboard. Raises HiveError where the token cannot be read."""
+        """The server that settings name for it, or its dashboard. Raises HiveError where there is none, or the token
+        cannot be read."""
         inference = self._settings().inference
         address = ray_serve.dashboard_of(self._address, inference.backend_cluster_url)
+        if not address:
+            raise ConfigError("backend_cluster_url of [inference] does not say where Ray's dashboard is")
+        if self._is_forbidden(address):
+            raise NotPermitted(f"{address} is not asked: cloud = never, and it is another host")
         return _asked(address, cluster_access_of(inference, os.environ))
 
     # which engine it is -----------------------------------------------------------------------------------------------
@@ -175,12 +185,17 @@ class ClusterWatch:
 
     async def _answer(self, address: str, question: str) -> ControlAnswer | None:
         """The answer to a question without any key, None where there is none."""
-        if self._settings().inference.cloud == CloudUse.NEVER and not origin_of(address).is_here:
-            return None  # that question would leave the box
+        if self._is_forbidden(address):
+            return None
         try:
             return await ask.get(address, question, within_s=LOOK_S)
         except HiveError:
+            self.is_sure = False
             return None
+
+    def _is_forbidden(self, address: str) -> bool:
+        """Whether a question there would leave the box, and none may."""
+        return self._settings().inference.cloud == CloudUse.NEVER and not origin_of(address).is_here
 
 
 async def _nothing() -> None:

@@ -20,20 +20,24 @@ def look(running: int, *, wanted: int = 3, **more: object) -> ClusterLook:
 
 @given(LOOKS)
 def test_places_follow_down_at_the_first_look_and_up_at_the_second(looks: list[tuple[int | None, bool]]) -> None:
-    meter, before, found_more, taken = CapacityMeter("ray"), None, False, 0
+    meter = CapacityMeter("ray")
+    held: int | None = None
+    more: int | None = None
+    """What the look before found, where that was more than is held."""
     for second, (running, tokens_come) in enumerate(looks):
-        seen = meter.see(None if running is None else look(running), now=float(second), at=0.0, tokens_come=tokens_come)
+        told = None if running is None else look(running)
+        seen = meter.see(told, now=float(second), at=0.0, tokens_come=tokens_come)
         if running is None:
-            found_more = False
-        elif before is None or running <= taken:
-            taken, found_more, before = running, False, running
-            assert seen.places in ({taken * EACH} if taken else {0, EACH})
-        elif found_more:
-            assert taken < seen.places // EACH <= max(running, before)
-            taken, found_more, before = seen.places // EACH, False, running
+            more = None
+            continue
+        if held is None or running <= held:
+            held, more = running, None
+        elif more is None:
+            more = running
         else:
-            found_more, before = True, running
-            assert seen.places == taken * EACH or taken == 0
+            held, more = min(more, running), None
+        assert held <= running
+        assert seen.places == (held * EACH or (EACH if tokens_come else 0))
 
 
 @given(LOOKS)
@@ -49,7 +53,9 @@ def test_there_is_always_a_place_while_tokens_come_back(looks: list[tuple[int | 
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.floats(0, 100))
-def test_what_was_told_last_holds_for_ten_seconds_and_is_then_no_limit(told: list[int], silent_s: float) -> None:
+def test_what_was_told_last_holds_for_ten_seconds_then_the_setting_for_one_server(
+    told: list[int], silent_s: float
+) -> None:
     meter = CapacityMeter("router")
     last = [meter.see(look(running), now=float(second), at=0.0) for second, running in enumerate(told)][-1]
     seen = meter.see(None, now=len(told) - 1 + silent_s, at=0.0, silent="127.0.0.1:1 does not answer")

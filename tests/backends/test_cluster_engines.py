@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hive.backends import ray_serve, vllm_router
 from hive.backends.capacity import ClusterLook
@@ -18,6 +20,19 @@ from hive.settings.table import InferenceSection
 
 APPLICATIONS = Path(__file__).with_name("recorded") / "ray-applications.json"
 A, B = "10.245.0.1", "10.245.0.2"
+KEYS = st.sampled_from(
+    [
+        *("applications", "proxies", "deployments", "replicas", "state", "node_ip", "target_num_replicas", "RUNNING"),
+        *("deployment_config", "max_ongoing_requests", "autoscaling_config", "min_replicas", "max_replicas"),
+        *("route_prefix", "status", "deployment_topology", "ingress_deployment", "OpenAiIngress", "LLMServer:m"),
+        *("workers", "url", "is_healthy", "load", "worker_type"),
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | KEYS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(), inner, max_size=4),
+    max_leaves=30,
+)
 WORKERS = (
     b'{"workers":[{"url":"http://127.0.0.1:18302","model_id":"unknown","worker_type":"regular","is_healthy":%b,"load":6,'
     b'"connection_mode":"Http","priority":50,"cost":1.0},{"url":"http://10.245.0.2:18301","model_id":"unknown",'
@@ -37,11 +52,14 @@ vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} %d
 """
 
 
-def ray(prefix: str = "", inference: InferenceSection | None = None, **changes: Any) -> ClusterLook:
+Changes = dict[str, dict[str, Any]]
+
+
+def ray(prefix: str = "", inference: InferenceSection | None = None, changes: Changes | None = None) -> ClusterLook:
     """A look at the recorded answer; `changes`: deployment → what is another way there."""
     told = msgspec.json.decode(APPLICATIONS.read_bytes())
     for app in told["applications"].values():
-        for name, change in changes.items():
+        for name, change in (changes or {}).items():
             for key, value in change.items() if name in app["deployments"] else ():
                 target = app["deployments"][name]
                 (target["deployment_config"] if key in target["deployment_config"] else target)[key] = value
@@ -75,19 +93,19 @@ def test_an_ingress_of_ray_serve_llm_is_no_worker_and_its_limit_is_none() -> Non
 
 
 def test_an_ingress_that_takes_less_than_its_workers_bounds_them_and_without_one_nothing_runs() -> None:
-    workers = {"LLMServer:tiny": {"max_ongoing_requests": 8}}
-    assert ray(**workers).places == 16
-    assert ray(**workers, OpenAiIngress={"max_ongoing_requests": 5}).places == 5
-    lost = ray(**workers, OpenAiIngress={"replicas": []})
+    workers: Changes = {"LLMServer:tiny": {"max_ongoing_requests": 8}}
+    assert ray(changes=workers).places == 16
+    assert ray(changes=workers | {"OpenAiIngress": {"max_ongoing_requests": 5}}).places == 5
+    lost = ray(changes=workers | {"OpenAiIngress": {"replicas": []}})
     assert (lost.places, lost.running, lost.why_none) == (0, 2, "OpenAiIngress runs 0 of 1 replicas")
 
 
 def test_a_replica_that_starts_or_stops_does_not_run() -> None:
     states = [{"state": state, "node_ip": A} for state in ("RUNNING", "STARTING", "STOPPING", "RECOVERING")]
-    found = ray("/fake", Chat={"replicas": states})
+    found = ray("/fake", changes={"Chat": {"replicas": states}})
     assert (found.running, found.places) == (1, 4)
     assert [node.replicas for node in found.nodes] == [1]
-    down = ray("/fake", Chat={"replicas": [], "autoscaling_config": None})
+    down = ray("/fake", changes={"Chat": {"replicas": []}})
     assert (down.places, down.starts_when_asked) == (0, False)
 
 
@@ -149,3 +167,29 @@ def test_a_rank_whose_tokens_stand_still_for_fifteen_seconds_is_stuck_until_they
 def test_a_rank_without_requests_stands_still_and_is_well() -> None:
     watch, quiet = RankWatch(), ranks_in((RANKS % (1, 1, 1)).replace(b" 4.0", b" 0.0"))
     assert [watch.see(quiet, InferenceSection(), now=now).stuck for now in (0.0, 60.0)] == [(), ()]
+
+
+@given(JSON)
+def test_whatever_an_engine_answers_is_a_look_or_an_error_of_hives(told: object) -> None:
+    """Anything else would end the watch for good."""
+    answer, inference = ControlAnswer(200, {}, msgspec.json.encode(told)), InferenceSection()
+    for asking in (
+        ray_serve.look(AskedServer("h"), "", inference),
+        vllm_router.look(AskedServer("h"), inference),
+    ):
+        next(asking)
+        with pytest.raises((StopIteration, BackendDown)) as end:
+            asking.send([answer])
+        if isinstance(end.value, StopIteration):
+            found: ClusterLook = end.value.value
+            assert found.places >= 0
+            assert all(node.name.isprintable() for node in found.nodes)
+    ray_serve.is_routes(answer)
+    ray_serve.is_dashboard(answer)
+    vllm_router.is_router(answer, answer)
+
+
+@given(st.lists(st.sampled_from([*RANKS.splitlines(), b'vllm:prompt_tokens_total{engine="7"} 1e999', b"x", b"{"])))
+def test_whatever_metrics_say_is_counted_or_passed_over(lines: list[bytes]) -> None:
+    found = RankWatch().see(ranks_in(b"\n".join(lines).replace(b"%d", b"-1e400")), InferenceSection(), now=0.0)
+    assert found.wanted == found.running + len(found.stuck)

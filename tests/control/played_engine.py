@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -30,6 +30,10 @@ class PlayedEngine:
         if length := re.search(r"(?i)content-length: (\d+)", head):
             await reader.readexactly(int(length[1]))
         self.asked.append(target)
+        if target.startswith("/v1/chat") and target not in self.answers:
+            await self.work(writer)
+            writer.close()
+            return
         told = self.answers.get(target, (404, b'{"detail":"Not Found"}'))
         status, body = told if isinstance(told, tuple) else (200, told)
         if (
@@ -40,6 +44,10 @@ class PlayedEngine:
             status, body = (403 if "uthorization:" in head else 401), b"Unauthorized: Missing authentication token"
         writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
         writer.close()
+
+    async def work(self, writer: asyncio.StreamWriter) -> None:
+        """Answers a chat, where no answer to it is played."""
+        writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
 
     def route(self, *healthy: bool) -> None:
         """Plays vLLM Router before so many workers."""
@@ -82,20 +90,20 @@ class PlayedEngine:
 
 
 @asynccontextmanager
-async def playing() -> AsyncIterator[PlayedEngine]:
-    engine = PlayedEngine()
+async def playing(make: Callable[[], PlayedEngine] = PlayedEngine) -> AsyncIterator[PlayedEngine]:
+    engine = make()
     async with await asyncio.start_server(engine.answer, "127.0.0.1", 0) as server:
         engine.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield engine
 
 
 @contextmanager
-def playing_in_a_thread() -> Iterator[PlayedEngine]:
+def playing_in_a_thread(make: Callable[[], PlayedEngine] = PlayedEngine) -> Iterator[PlayedEngine]:
     """The same for a test that waits itself."""
     up: Future[tuple[PlayedEngine, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        async with playing() as engine:
+        async with playing(make) as engine:
             over = asyncio.Event()
             up.set_result((engine, asyncio.get_running_loop(), over))
             await over.wait()

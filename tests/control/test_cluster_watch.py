@@ -24,11 +24,13 @@ RANKS = (
 class Watched:
     """A watch over one played engine, and all that it told of."""
 
-    def __init__(self, engine: PlayedEngine, kind: BackendKind, *, tokens: bool | None = None, **inference: object):
+    def __init__(
+        self, engine: PlayedEngine, kind: BackendKind, *, tokens: bool | None = None, **inference: str | float
+    ) -> None:
         self.told: list[bool] = []
         self.tokens = tokens
-        section = InferenceSection(**({"slots_per_replica": 4} | inference))  # type: ignore[arg-type]
-        self.settings = Settings(inference=section)
+        set_so = {"slots_per_replica": 4} | inference
+        self.settings = Settings(inference=msgspec.structs.replace(InferenceSection(), **set_so))
         self.watch = BackendWatch(
             kind,
             engine.address,
@@ -110,12 +112,12 @@ async def test_rays_token_is_shown_and_without_it_the_warning_says_which_setting
         backend.serve("RUNNING")
         dashboard.token = "s3cret"
         dashboard.serve("RUNNING", "RUNNING")
-        named = {"backend_cluster_url": f"http://{dashboard.address}"}
-        without = Watched(backend, BackendKind.REMOTE, **named)
+        url = f"http://{dashboard.address}"
+        without = Watched(backend, BackendKind.REMOTE, backend_cluster_url=url)
         await without.watch.check()
         assert (without.info.places, without.info.cluster) == (None, None)
         assert "asks for a token (401): backend_cluster_token_file names its file" in without.info.warning
-        shown = Watched(backend, BackendKind.REMOTE, backend_cluster_token_file=str(token), **named)
+        shown = Watched(backend, BackendKind.REMOTE, backend_cluster_token_file=str(token), backend_cluster_url=url)
         await shown.watch.check()
         assert (shown.info.places, shown.info.warning) == (8, "")
         assert shown.info.cluster is not None
@@ -201,14 +203,11 @@ async def test_a_cluster_that_says_nothing_runs_has_places_only_while_tokens_com
         assert await seen.places() == places
 
 
-@pytest.mark.parametrize(
-    ("change", "asked"),
-    [({"backend_cluster": "none"}, False), ({"backend_cluster": "router"}, True), ({}, True)],
-)
-async def test_nothing_is_asked_where_settings_want_no_cluster(change: dict[str, str], asked: bool) -> None:
+@pytest.mark.parametrize(("chosen", "asked"), [("none", False), ("router", True), ("auto", True)])
+async def test_nothing_is_asked_where_settings_want_no_cluster(chosen: str, asked: bool) -> None:
     async with playing() as engine:
         engine.route(True, True)
-        seen = Watched(engine, BackendKind.VLLM, **change)
+        seen = Watched(engine, BackendKind.VLLM, backend_cluster=chosen)
         await seen.watch.check()
         assert ("/workers" in engine.asked) is asked
         assert (seen.info.cluster is not None) is asked
@@ -231,3 +230,30 @@ async def test_the_engine_is_looked_at_by_itself_every_cluster_poll_s() -> None:
         asked = len(engine.asked)
         await asyncio.sleep(0.3)
         assert len(engine.asked) == asked
+
+
+async def test_an_engine_that_did_not_answer_when_the_backend_came_up_is_found_at_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a router that was slow once would be one server until the models are read anew, five minutes later."""
+    async with playing() as engine:
+        engine.route(True, True)
+        monkeypatch.setattr("hive.control.cluster_watch.LOOK_S", 0.0)
+        seen = Watched(engine, BackendKind.VLLM)
+        await seen.watch.check()
+        assert (seen.watch.up, seen.info.places, seen.info.cluster) == (True, 64, None)
+        monkeypatch.undo()
+        await seen.watch.check()
+        assert seen.info.places == 8
+        asked = engine.asked.count("/readiness")
+        await seen.watch.check()
+        assert engine.asked.count("/readiness") == asked
+
+
+async def test_a_dashboard_on_another_host_is_not_asked_where_nothing_may_leave() -> None:
+    async with playing() as engine:
+        engine.serve("RUNNING", "RUNNING")
+        seen = Watched(engine, BackendKind.REMOTE, cloud="never", backend_cluster_url="http://192.0.2.1:8265")
+        await seen.watch.check()
+        assert seen.info.places is None
+        assert "192.0.2.1:8265 is not asked: cloud = never" in seen.info.warning
