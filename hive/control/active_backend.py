@@ -215,8 +215,9 @@ def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict
     """
     if before is None or now is None or before.address != now.address or before.places == now.places:
         return None
-    if (cluster := now.cluster or before.cluster) is None:
-        return None
+    if before.cluster is None:
+        return None  # what it can do when it is found is no change of it
+    cluster = now.cluster or before.cluster
     at_once, was = ("no limit" if one.places is None else f"{one.places} at once" for one in (now, before))
     return {
         "backend": now.label,

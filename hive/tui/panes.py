@@ -32,6 +32,7 @@ def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     if snapshot.wakes is not None:
         p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
         second.append(line(f"{some(snapshot.wakes, 'wake')}{p50}"))
+    second.append(_nodes(snapshot.backend))
     if snapshot.isolation:
         second.append(line(LinePart(f"isolation {snapshot.isolation}", "dim")))
     return [found for found in (joined([*first, _agents(snapshot)]), joined(second)) if found]
@@ -76,25 +77,31 @@ def backend_line(backend: BackendRow | None) -> Line:
     state = LinePart("up", "good") if backend.up else LinePart("DOWN", "bad")
     if (cluster := backend.cluster) is None:
         return line("backend ", state, f": {backend.label.partition(' at ')[0]}{slots}")
-    inside = f", {cluster.waiting} wait inside" if cluster.waiting else ""
-    return line("backend ", state, f": {cluster.label} ", *_replicas(cluster), f"{slots}{inside}")
+    return line("backend ", state, f": {cluster.label} ", *_replicas(cluster), slots)
 
 
 def _replicas(cluster: ClusterLine) -> Line:
-    """Replicas and machines: those that do, of those that should.
+    """Replicas that run, of those that should.
 
-    >>> text_of([_replicas(ClusterLine(label="Ray Serve", running=1, wanted=2, nodes=2, down=["10.245.0.2"]))])
-    '1/2 replicas on 1/2 nodes'
-    >>> text_of([_replicas(ClusterLine(label="vLLM", running=2, wanted=2))])
-    '2/2 replicas'
+    >>> text_of([_replicas(ClusterLine(label="Ray Serve", running=1, wanted=2, stuck=["1"]))])
+    '1/2 replicas, 1 stuck'
     """
     is_well = cluster.running >= cluster.wanted and not cluster.stuck
     role: Role = "" if is_well else "warn" if cluster.running and not cluster.stuck else "bad"
-    parts = [LinePart(f"{cluster.running}/{cluster.wanted} replicas", role)]
-    if cluster.nodes:
-        up = cluster.nodes - len(cluster.down)
-        parts += [LinePart(" on "), LinePart(f"{up}/{cluster.nodes} nodes", "warn" if cluster.down else "")]
-    return line(*parts, *([LinePart(f", {len(cluster.stuck)} stuck", "bad")] if cluster.stuck else []))
+    stuck = [LinePart(f", {len(cluster.stuck)} stuck", "bad")] if cluster.stuck else []
+    return line(LinePart(f"{cluster.running}/{cluster.wanted} replicas", role), *stuck)
+
+
+def _nodes(backend: BackendRow | None) -> Line:
+    """
+    >>> text_of([_nodes(None)])
+    ''
+    """
+    cluster = None if backend is None else backend.cluster
+    if cluster is None or not cluster.nodes:
+        return ()
+    up = cluster.nodes - len(cluster.down)
+    return line(LinePart(f"nodes {up}/{cluster.nodes} up", "warn" if cluster.down else ""))
 
 
 def wrong_with(snapshot: Snapshot) -> list[str]:
@@ -143,15 +150,18 @@ def waiting_lines(snapshot: Snapshot, width: int, room: int, *, unicode: bool) -
     return [*loads, *queue_lines(snapshot.queue, width, max(1, room - len(loads)), unicode=unicode)]
 
 
-def queue_title(queue: QueueLine | None) -> str:
-    """
+def queue_title(queue: QueueLine | None, backend: BackendRow | None = None) -> str:
+    """What waits in Hive, and what waits inside a cluster.
+
     >>> queue_title(None), queue_title(QueueLine(2, 3, None, [])), queue_title(QueueLine(4, 3, 4, []))
     ('queue: unknown', 'queue: 3 waiting, 2 running', 'queue: 3 waiting, 4 of 4 running')
     """
     if queue is None:
         return "queue: unknown"
     of = "" if queue.slots is None else f" of {queue.slots}"
-    return f"queue: {queue.waiting} waiting, {queue.running}{of} running"
+    cluster = None if backend is None else backend.cluster
+    inside = f", {cluster.waiting} inside" if cluster is not None and cluster.waiting else ""
+    return f"queue: {queue.waiting} waiting, {queue.running}{of} running{inside}"
 
 
 def queue_lines(queue: QueueLine | None, width: int, room: int, *, unicode: bool) -> list[Line]:
@@ -260,7 +270,7 @@ def plain(snapshot: Snapshot, width: int, *, unicode: bool, rows: int | None = N
     lines += [one_line(problem, unicode=unicode) for problem in wrong_with(snapshot) if problem]
     lines += [] if snapshot.pool is None else [pool_title(snapshot.pool)]
     lines += [text_of([parts]) for parts in memory_lines(snapshot, 1000, drawing)]
-    lines.append(queue_title(snapshot.queue))
+    lines.append(queue_title(snapshot.queue, snapshot.backend))
     if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):
         lines += [text_of([parts]) for parts in waiting_lines(snapshot, width, 1000, unicode=unicode)]
     lines += ["", line_of([column.head for column in columns], columns, width, unicode=unicode)]
