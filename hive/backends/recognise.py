@@ -23,7 +23,7 @@ NAME_WHAT_IS_BEHIND = "name the inference server that it stands before; `hive ba
 
 
 class Looked(NamedTuple):
-    """What was found at an address: a backend, or a Hive, which is none; else neither."""
+    """Finding at an address: a backend, or a Hive, which is none; else neither."""
 
     info: BackendInfo | None = None
     is_hive: bool = False
@@ -67,7 +67,7 @@ async def recognise(address: str, access: RemoteAccess | None = None) -> Backend
 
 
 async def look(address: str, access: RemoteAccess | None = None) -> Looked:
-    """What is at `address`, as `recognise` finds it; a Hive is told from what is not known."""
+    """Recognises what is at `address` as `recognise` does, and tells a Hive from what is not known."""
     origin, shown = origin_of(address), (access or NO_ACCESS).shown_to(address)
     within_s = ALL_WITHIN_S if origin.is_here else FAR_ANSWER_S
     questions = (MODELS,) if origin.prefix else tuple(questions_of_all())

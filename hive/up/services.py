@@ -80,7 +80,9 @@ def sandbox_command(plan: UpPlan) -> list[str]:
 
 def daemon_command(plan: UpPlan, *, api_port: int) -> list[str]:
     """A taken port of the API moves up by one, at every start: no agent knows it."""
-    backend = ("--backend", plan.backend_argument) if plan.starts_demo or plan.backend is not None else ()
+    backend: tuple[str, ...] = (
+        ("--backend", plan.backend_argument) if plan.starts_demo or plan.backend is not None else ()
+    )
     backend += ("--backend-found",) if plan.is_found else ()
     api = ("--api-port", str(api_port))
     return hive_command(plan, "daemon", *_common(plan), *backend, "--isolation", str(plan.isolation), *api)

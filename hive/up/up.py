@@ -231,13 +231,13 @@ async def choose_backend(
     if spec is not None:
         return None if spec.is_canned else await _of_kind(spec.kind, candidates)
     address = parse_address(asked)
-    found = await look(address, access)
-    if found.is_hive:
+    looked = await look(address, access)
+    if looked.is_hive:
         raise NotSupported(why_no_hive(address), hint=NAME_WHAT_IS_BEHIND)
-    if found.info is None:
+    if looked.info is None:
         why = await why_unknown(address, access)
         raise DependencyDown(f"no inference server answers at {address}: {why}", hint=f"start it; {USE_DEMO}")
-    return found.info
+    return looked.info
 
 
 async def _of_kind(kind: str, candidates: tuple[str, ...]) -> BackendInfo:
