@@ -188,5 +188,6 @@ SPEC = BackendSpec(
     places=places,
     prefix_cache="whoever runs the remote server decides; Hive shows it one key for all agents",
     why_not_flush="what a remote server keeps is for whoever runs it to flush",
+    is_as_described=True,
     is_remote=True,
 )

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from hive.backends.backend import BackendControl, open_backend
-from hive.backends.concurrency import OwnQueue, choose_places, named_slots, takes_priority
+from hive.backends.concurrency import OwnQueue, choose_places, named_slots
+from hive.backends.described import takes_priority
 from hive.backends.kinds import spec_of
 from hive.backends.recognise import NAME_WHAT_IS_BEHIND, look, why_no_hive
 from hive.domain import BackendInfo, BackendKind, CloudUse, ModelInfo, origin_of
@@ -192,7 +193,8 @@ class BackendWatch:
         assert self.info is not None
         self._models_at = now
         self.seen_at = time.time()
-        self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities)
+        priority = takes_priority(self.info.kind, self._settings(), capabilities)
+        self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities, priority=priority)
         self.models = models
         return True
 
