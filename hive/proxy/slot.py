@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from hive.backends.described import cache_fields, flushed_by, priority_fields
 from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
@@ -333,9 +334,10 @@ class Slot:
         only that keeps away from what was flushed, or can name a slot."""
         asked = _row_at(backend, endpoint)
         spec, registry = spec_of(backend.kind), self._registry
+        by = flushed_by(backend.kind, backend.capabilities)
         mixes = endpoint.needs_place and not spec.can_keep_apart(endpoint.name)
         several = self._settings.proxy.cache_isolation and registry.cache_groups() > 1
-        flushed = self.name in registry.epochs.fresh or (spec.flushed_by is FlushedBy.SALT and registry.epochs.numbers)
+        flushed = self.name in registry.epochs.fresh or (by is FlushedBy.SALT and registry.epochs.numbers)
         if asked is endpoint and mixes and (several or flushed or self.id_slots is not None):
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
@@ -348,7 +350,7 @@ class Slot:
             return Want(limit_by_first_name=False)
         asked, said = self._asked_as(backend, endpoint), spec_of(backend.kind).requests
         target = asked.name
-        inject = said.priority_fields(target, wishes.band) if backend.priority else ()
+        inject = priority_fields(backend, target, wishes.band)
         inject += said.pooled_fields(target) if self.name else ()
         alone, epochs = wishes.cache_mode is CacheMode.NONE, self._registry.epochs
         fresh = self.name in epochs.fresh
@@ -356,9 +358,9 @@ class Slot:
             group = f"request {request_id}" if alone else tenant.cache_group
             apart = fresh or alone or bool(wishes.cache_tag) or self._registry.cache_groups() > 1
             flushed = epochs.parts(self.name, group, wishes.cache_tag)
-            inject += said.cache_fields(target, group, wishes.cache_tag, apart, flushed)
+            inject += cache_fields(backend, target, group, wishes.cache_tag, apart, flushed)
         elif (flushed := epochs.parts(self.name, SHARED, "")) or fresh:
-            inject += said.cache_fields(target, SHARED, "", fresh, flushed)
+            inject += cache_fields(backend, target, SHARED, "", fresh, flushed)
         is_translated = asked is not endpoint
         return Want(
             ask_usage=(inference.token_tracking or self._registry.has_budgets) and asks_usage(asked, backend.kind),
