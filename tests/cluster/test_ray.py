@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -121,6 +122,23 @@ def test_a_killed_replica_breaks_its_answers_honestly_and_is_replaced(hive: Stac
     wait_for(lambda: whole.replica_ids() != before, 60, "another replica")
     whole.wait_until_whole()
     wait_for_slots(hive, BOTH)
+
+
+def test_an_answer_that_was_lost_with_its_replica_is_hives_error_in_the_clients_dialect(
+    hive: Stack, whole: RayCluster
+) -> None:
+    """Ray's own is `500 text/plain`, which no client of OpenAI's reads."""
+    before = whole.replica_ids()
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(Caller(hive).ask, 40) for _ in range(8)]
+        time.sleep(1)
+        assert whole.kill_replica(whole.b)
+        answers = [one.result() for one in asked]
+    lost = [answer for answer in answers if answer.status_code != 200]
+    assert 1 <= len(lost) < 8
+    assert {answer.status_code for answer in lost} <= {502, 503}
+    assert all(answer.json()["error"]["message"] for answer in lost)
+    wait_for(lambda: whole.replica_ids() != before, 60, "another replica")
 
 
 def test_a_lost_host_takes_its_slots_with_it_and_brings_them_back(hive: Stack, whole: RayCluster) -> None:
