@@ -141,7 +141,9 @@ class ClusterWatch:
     async def _engine(self, kind: str) -> str:
         inference = self._settings().inference
         chosen, named, origin = inference.backend_cluster, inference.backend_cluster_url, origin_of(self._address)
-        if chosen != "auto" or kind not in LOOKED_FOR:
+        if kind not in LOOKED_FOR or (chosen != "auto" and origin.dialled.startswith("/")):
+            return ""  # Hive has been switched to a server of its own
+        if chosen != "auto":
             return chosen if chosen in LABELS else ""
         if origin.tls and not origin.is_here and not named:
             return ""  # somebody's service: its list of models is the only thing to ask it for

@@ -23,7 +23,7 @@ def test_places_follow_down_at_the_first_look_and_up_at_the_second(looks: list[t
     meter = CapacityMeter("ray")
     held: int | None = None
     more: int | None = None
-    """What the look before found, where that was more than is held."""
+    """The number that the look before found, where that was more than is held."""
     for second, (running, tokens_come) in enumerate(looks):
         told = None if running is None else look(running)
         seen = meter.see(told, now=float(second), at=0.0, tokens_come=tokens_come)

@@ -49,10 +49,10 @@ class PlayedEngine:
         """Answers a chat, where no answer to it is played."""
         writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
 
-    def route(self, *healthy: bool) -> None:
-        """Plays vLLM Router before so many workers."""
+    def route(self, *healthy: bool, load: int = 0) -> None:
+        """Plays vLLM Router before so many workers, each with `load` requests."""
         workers = [
-            {"url": f"http://10.0.0.{number}:8000", "worker_type": "regular", "is_healthy": well, "load": 0}
+            {"url": f"http://10.0.0.{number}:8000", "worker_type": "regular", "is_healthy": well, "load": load}
             for number, well in enumerate(healthy, 1)
         ]
         count = sum(healthy)

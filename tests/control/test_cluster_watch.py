@@ -15,6 +15,7 @@ from hive.settings.table import InferenceSection, Proxy, Settings
 from tests.control.played_engine import PlayedEngine, playing
 from tests.proxy.harness import until
 
+PROPS = b'{"build_info":"b1","total_slots":4}'
 RANKS = (
     b'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 1\n'
     b'vllm:generation_tokens_total{engine="0"} %d\nvllm:generation_tokens_total{engine="1"} 7\n'
@@ -180,6 +181,23 @@ async def test_an_engine_that_is_away_for_ten_seconds_is_warned_of_and_the_stati
         assert [await seen.places(), seen.info.warning] == [8, ""]
 
 
+async def test_what_waits_inside_the_engine_is_told_apart_and_warned_of() -> None:
+    async with playing() as engine:
+        engine.route(True, True, load=7)
+        seen = Watched(engine, BackendKind.VLLM)
+        for _ in range(2):
+            await seen.watch.check()
+            await seen.watch.look_at_cluster()
+        assert seen.info.cluster is not None
+        assert seen.info.cluster.waiting == 6
+        assert seen.info.warning.startswith(
+            "the backend queues 6 requests itself although Hive sends at most 8 at once"
+        )
+        engine.answers["/workers"] = (500, b"")
+        await seen.watch.look_at_cluster()
+        assert seen.info.warning.startswith("the backend queues 6 requests itself")
+
+
 async def test_what_an_operator_sets_comes_before_what_the_cluster_tells() -> None:
     async with playing() as engine:
         engine.route(True, True)
@@ -201,6 +219,18 @@ async def test_a_cluster_that_says_nothing_runs_has_places_only_while_tokens_com
         await seen.watch.check()
         engine.route(False, False)
         assert await seen.places() == places
+
+
+@pytest.mark.parametrize("kind", [BackendKind.OLLAMA, BackendKind.LLAMA])
+async def test_a_server_that_is_no_cluster_is_not_asked_although_settings_name_one(kind: BackendKind) -> None:
+    """Hive may have been switched to it."""
+    async with playing() as engine:
+        engine.route(True, True)
+        engine.answers |= {"/api/version": b'{"version":"0.32"}', "/api/tags": b'{"models":[]}', "/props": PROPS}
+        seen = Watched(engine, kind, backend_cluster="router")
+        await seen.watch.check()
+        assert (seen.watch.up, seen.info.cluster) == (True, None)
+        assert "/workers" not in engine.asked
 
 
 @pytest.mark.parametrize(("chosen", "asked"), [("none", False), ("router", True), ("auto", True)])

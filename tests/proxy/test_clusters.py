@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, backend: Backend) -> None:
         backend.script = self._serve
         self.came: list[bytes] = []
-        """Who asked, in the order in which it was worked on."""
+        """Tenants, in the order in which they were worked on."""
         self.at_work = self.waited = 0
         self._places = asyncio.Semaphore(8)
         self._next = asyncio.Semaphore(0)
@@ -139,7 +139,7 @@ async def test_requests_under_way_end_as_they_began_when_places_are_taken_away(t
 
 
 async def test_answers_go_on_as_long_as_their_events_come(tmp_path: Path) -> None:
-    """What keeps a place where an engine says that nothing runs (`AskTokensCome`)."""
+    """They keep a place where an engine says that nothing runs (`AskTokensCome`)."""
     event = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
     more = asyncio.Event()
 
