@@ -322,7 +322,7 @@ class Answer:
 
     def _check_dialect(self, told: bytes) -> None:
         """Raises the error for one of the backend's that is in no dialect."""
-        if self._request.method != b"HEAD" and not is_in_a_dialect(told):
+        if not is_in_a_dialect(told):
             raise told_of(self.status, told, self._retry_after)
 
     @property

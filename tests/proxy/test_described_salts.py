@@ -113,7 +113,7 @@ async def test_a_priority_goes_along_where_the_server_orders_by_it(tmp_path: Pat
 
 
 def described(*fields: str) -> bytes:
-    schema = {"properties": {"model": {}, **{key: {} for key in fields}}}
+    schema: dict[str, Any] = {"properties": {"model": {}, **{key: {} for key in fields}}}
     post_ = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
     return json.dumps({"paths": {CHAT: post_}}).encode()
 
