@@ -387,8 +387,8 @@ TABLE: dict[str, Row] = {
         "backend_cluster_token_file",
     ),
     "ray_reached_by_agents": _error(
-        "{agent}{more:?, and * more,} can reach Ray's dashboard at {at}, which asks for no token: a program that reaches"
-        " it starts others on every node",
+        "{agent}{more:?, and * more,} can reach Ray's dashboard at {at}, which asks for no token: a program there"
+        " starts others on every node",
         "{hive:agent edit {agent:quote}}  # egress = [] or a list without that host; and give Ray a token",
     ),
     "ray_bound_wide": _warning(

@@ -82,7 +82,7 @@ class ClusterNodeView(TypedDict):
 
 
 class ClusterView(TypedDict):
-    """What a distributed engine behind the backend's address tells of itself."""
+    """A distributed engine behind the backend's address, as it tells of itself."""
 
     engine: Annotated[str, Meta(description="router, ray or vllm (its own data parallelism).")]
     label: Annotated[str, Meta(description="The engine, as people know it.")]

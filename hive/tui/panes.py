@@ -151,7 +151,7 @@ def waiting_lines(snapshot: Snapshot, width: int, room: int, *, unicode: bool) -
 
 
 def queue_title(queue: QueueLine | None, backend: BackendRow | None = None) -> str:
-    """What waits in Hive, and what waits inside a cluster.
+    """The requests that wait in Hive, and those that wait inside a cluster.
 
     >>> queue_title(None), queue_title(QueueLine(2, 3, None, [])), queue_title(QueueLine(4, 3, 4, []))
     ('queue: unknown', 'queue: 3 waiting, 2 running', 'queue: 3 waiting, 4 of 4 running')

@@ -1,4 +1,4 @@
-"""How a person sees a cluster: a whole daemon before servers that play an engine's answers."""
+"""A cluster as a person sees it: a whole daemon before servers that play an engine's answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ async def test_the_api_shows_replicas_and_nodes_and_health_says_what_is_lost(box
     found = box.inference()
     cluster = found["cluster"]
     assert (found["slots"], cluster["label"], cluster["running"], cluster["wanted"]) == (8, "vLLM Router", 2, 2)
-    assert box.services.health.view()["backend"]["cluster"] | {"asked_at": 0} == cluster | {"asked_at": 0}
+    health = box.services.health.view()["backend"]
+    assert health is not None
+    assert health["cluster"] is not None
+    assert {**health["cluster"], "asked_at": 0} == {**cluster, "asked_at": 0}
     assert not [one for one in box.services.health.conditions() if one.code.startswith("cluster")]
     engine.route(True, False)
     await until(lambda: box.inference()["slots"] == 4)

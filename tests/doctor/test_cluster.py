@@ -1,4 +1,4 @@
-"""What `hive doctor` says of a cluster: before servers that give answers of a real Ray 2.60 and vLLM Router 0.1.17."""
+"""Verdicts of `hive doctor` on a cluster: before servers that give the answers of Ray 2.60 and vLLM Router 0.1.17."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hive.backends.conversation import ControlAnswer
 from hive.doctor import doctor
 from hive.doctor.checks import cluster
 from hive.doctor.checks.check import Status
@@ -151,7 +152,7 @@ def test_an_engine_that_is_away_is_told_once_and_the_rest_is_skipped(played: Pla
 
 # --- who reaches it ----------------------------------------------------------------------------------------------
 
-OPEN = cluster.ControlAnswer(200, {}, RAY)
+OPEN = ControlAnswer(200, {}, RAY)
 FAR = DashboardPlace("10.245.0.1:8265", "10.245.0.1")
 INNER = DashboardPlace("127.0.0.1:8265", "127.0.0.1", ("127.0.0.1",))
 WIDE = DashboardPlace("127.0.0.1:8265", "127.0.0.1", ("0.0.0.0",))
@@ -180,7 +181,7 @@ def test_the_way_of_agents_to_the_dashboard(
 ) -> None:
     found = cluster.judge_ways(place, OPEN, agents)
     assert (found.status, word in found.reason) == (status, True), found
-    closed = cluster.judge_ways(place, cluster.ControlAnswer(401, {}, b""), agents)
+    closed = cluster.judge_ways(place, ControlAnswer(401, {}, b""), agents)
     assert closed.status is PASS
 
 

@@ -231,7 +231,13 @@ def look(**fields: Any) -> Snapshot:
 
 def short_cluster() -> Snapshot:
     """One of two replicas runs."""
-    told = {"engine": "vLLM Router", "at": CLUSTER.address, "running": 1, "wanted": 2, "down": "10.245.0.2"}
+    told: dict[str, Any] = {
+        "engine": "vLLM Router",
+        "at": CLUSTER.address,
+        "running": 1,
+        "wanted": 2,
+        "down": "10.245.0.2",
+    }
     queue = msgspec.structs.replace(QUEUE, running=8, slots=8)
     return look(backend=CLUSTER, queue=queue, **_wrong(condition("cluster_short", **told)))
 

@@ -240,7 +240,7 @@ def can_reach(agent: AgentNetwork, place: DashboardPlace) -> bool:
 
 
 class ServeConfig(msgspec.Struct):
-    """What was asked for of a deployment."""
+    """The configuration of a deployment."""
 
     max_ongoing_requests: float | None = None
 
@@ -253,7 +253,7 @@ class ServeDeployment(msgspec.Struct):
 
 
 class ServeTopology(msgspec.Struct):
-    """Who hands requests on to whom in an application."""
+    """The way of requests through an application."""
 
     ingress_deployment: str | None = None
 
@@ -278,7 +278,7 @@ class ServeApplications(msgspec.Struct):
 
 
 async def _applications(subject: Subject) -> dict[str, ServeApplication] | CheckVerdict:
-    """What runs; a verdict where there is nothing to look at."""
+    """The applications that run; a verdict where there is nothing to look at."""
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} has nothing of this kind")
