@@ -36,7 +36,7 @@ class Loopback(Host):
                 found += [process.pid for process in family if named in " ".join(process.cmdline())]
         return found
 
-    def cut(self) -> None:
+    def _set_link(self, to: str) -> None:
         pytest.skip(f"no link can be cut: {why_not() or 'HIVE_CLUSTER_LOOPBACK is set'}")
 
 
