@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 FIRST = "import sys; print('up', flush=True); sys.stdin.read()"
-"""What the first process of a host does: it waits for its maker's end. (As the first process of its namespace it takes
+"""The program of a host's first process: it waits for its maker's end. (As the first process of its namespace it takes
 over what loses its parent; subprocess reaps nothing, so SIGCHLD is ignored and the kernel does.)"""
 FIRST_REAPS = f"import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); {FIRST}"
 OWN = ("/tmp", "/dev/shm")
@@ -92,7 +92,7 @@ class Host:
 
 
 def why_not() -> str:
-    """Why no hosts of namespaces can be made here, empty where they can."""
+    """The reason why no hosts of namespaces can be made here, empty where they can."""
     if os.geteuid() != 0:
         return "hosts made of namespaces need root"
     for program in ("ip", "nsenter", "unshare"):

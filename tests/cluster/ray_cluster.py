@@ -56,11 +56,11 @@ class RayCluster:
         return f"http://{self.a.address}:8265"
 
     def url(self, host: Host) -> str:
-        """Where Serve is asked by way of this host."""
+        """The address at which Serve is asked by way of this host."""
         return f"http://{host.address}:8000"
 
     def told(self) -> Any:
-        """What Ray tells of its application."""
+        """Ray's own words on its application."""
         answer = httpx.get(
             f"{self.dashboard}/api/serve/applications/",
             headers={"authorization": f"Bearer {TOKEN}"},

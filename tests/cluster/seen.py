@@ -1,4 +1,4 @@
-"""What a Hive tells of the cluster behind it."""
+"""Questions to a Hive about the cluster behind it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Caller:
     async def stream(
         self, client: httpx.AsyncClient, words: int, prompt: str, on_word: Callable[[], None] = lambda: None
     ) -> str:
-        """How a stream of so many words ended."""
+        """Asks for a stream of so many words; its end."""
         came, is_told, is_done = 0, False, False
         try:
             async with client.stream("POST", self.url, json=self.body(words, prompt), headers=self.headers) as answer:
@@ -62,8 +62,8 @@ class Caller:
 async def ended(
     caller: Caller, *, streams: int, at_once: int, words: int, losses: Callable[[], Awaitable[None]]
 ) -> Counter[str]:
-    """How so many streams ended, of which `at_once` run at a time, while `losses()` goes on; at least so many, and as
-    long as that lasts."""
+    """Counts the ends of so many streams, of which `at_once` run at a time; of more, for as long as `losses()` goes
+    on."""
     ends: Counter[str] = Counter()
     losing = asyncio.ensure_future(losses())
     numbers = iter(range(10**9))

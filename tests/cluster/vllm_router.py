@@ -25,7 +25,7 @@ TOKEN_S = 0.02
 
 
 def program() -> Path:
-    """What tests/tools/setup_router.sh left; skips the test without."""
+    """The program that tests/tools/setup_router.sh left; skips the test without."""
     path = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "router" / "venv" / "bin" / "vllm-router"
     if not os.access(path, os.X_OK):
         pytest.skip("no vLLM Router: run tests/tools/setup_router.sh")
