@@ -16,16 +16,17 @@ whole, and is not."""
 
 
 class Caller:
-    """An operator of a Hive, for a tenant."""
+    """An operator of a Hive, for a tenant. `more`: fields of each request."""
 
-    def __init__(self, hive: Any, tenant: str = "default") -> None:
+    def __init__(self, hive: Any, tenant: str = "default", **more: Any) -> None:
+        self._more = more
         access = hive.get("/api/system/access")
         self.url = f"{access['openai_base_url']}/chat/completions"
         self.headers = {"authorization": f"Bearer {access['token']}", "x-tenant-id": tenant}
 
     def body(self, words: int, prompt: str = "hello", *, stream: bool = True) -> dict[str, Any]:
         messages = [{"role": "user", "content": prompt}]
-        return {"model": "tiny", "messages": messages, "max_tokens": words, "stream": stream}
+        return {"model": "tiny", "messages": messages, "max_tokens": words, "stream": stream, **self._more}
 
     def ask(self, words: int = 3, **more: Any) -> httpx.Response:
         """One whole answer."""
