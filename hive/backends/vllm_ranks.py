@@ -19,8 +19,14 @@ METRICS = "/metrics"
 STUCK_AFTER_S = 15.0
 MOST = 1e15
 """No count is as high."""
-_MOVES = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
-"""Counters that grow while a rank works: a long prompt that is being read is no standstill."""
+_MOVES = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "vllm:kv_cache_usage_perc",
+)
+"""Numbers that change while a rank works. The last one does while a long prompt is read, piece by piece: no token comes
+of that, and it is no standstill."""
 _RUNS, _WAITS = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _QUEUED_S, _QUEUED = "vllm:request_queue_time_seconds_sum", "vllm:request_queue_time_seconds_count"
 _ROW = re.compile(rb"^(vllm:[a-z_]+)\{([^}]*)\} +([0-9.e+-]{1,30})", re.MULTILINE)
@@ -29,8 +35,8 @@ _READ = frozenset({*_MOVES, _RUNS, _WAITS, _QUEUED_S, _QUEUED})
 
 
 class Rank(msgspec.Struct):
-    """One rank at one look, summed over its other labels. `moves`: its counters of work; `queued_s` and `queued`: of
-    requests that left its own queue, the seconds there and their number, since it started."""
+    """One rank at one look, summed over its other labels. `moves`: its numbers that tell of work; `queued_s` and
+    `queued`: of requests that left its own queue, the seconds there and their number, since it started."""
 
     moves: tuple[float, ...] = (0.0,) * len(_MOVES)
     running: float = 0.0

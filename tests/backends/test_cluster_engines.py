@@ -164,6 +164,14 @@ def test_a_rank_whose_tokens_stand_still_for_fifteen_seconds_is_stuck_until_they
     assert watch.see(ranks_in(moved), inference, now=18.0).stuck == ()
 
 
+def test_a_rank_that_reads_a_long_prompt_is_not_stuck_although_no_token_comes_of_it() -> None:
+    watch, reading = RankWatch(), b'vllm:kv_cache_usage_perc{engine="1"} %d.5e-03\n'
+    looks = [
+        watch.see(ranks_in(RANKS % (9, 1, 1) + reading % now), InferenceSection(), now=now) for now in range(0, 60, 5)
+    ]
+    assert {look.stuck for look in looks} == {(), ("0",)}
+
+
 def test_a_rank_without_requests_stands_still_and_is_well() -> None:
     watch, quiet = RankWatch(), ranks_in((RANKS % (1, 1, 1)).replace(b" 4.0", b" 0.0"))
     assert [watch.see(quiet, InferenceSection(), now=now).stuck for now in (0.0, 60.0)] == [(), ()]
