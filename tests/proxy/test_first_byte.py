@@ -1,4 +1,4 @@
-"""How long a server may be silent before its answer: the proxy's own time, or that of one server."""
+"""The longest silence of a server before its answer: the proxy's own time, or that of one server."""
 
 from __future__ import annotations
 
