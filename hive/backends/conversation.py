@@ -67,9 +67,9 @@ def post(path: str, body: dict[str, object], *, within_s: float) -> Conversation
     return _answer(found)
 
 
-def get(path: str) -> Conversation[ControlAnswer]:
+def get(path: str, *, within_s: float = 0) -> Conversation[ControlAnswer]:
     """The answer, whatever its status. Raises `BackendDown`, `BackendTimeout`."""
-    (found,) = yield (Question(path),)
+    (found,) = yield (Question(path, within_s=within_s),)
     return _answer(found)
 
 

@@ -22,6 +22,7 @@ from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
 
 CREDENTIAL = "backend-api-key"
+CLUSTER_CREDENTIAL = "backend-cluster-token"
 KEY_MAX_BYTES = 4096
 
 
@@ -64,6 +65,17 @@ def access_of(inference: InferenceSection, env: Mapping[str, str]) -> RemoteAcce
     where = f"the credential {CREDENTIAL}"
     if given is None and inference.backend_api_key_file:
         where = inference.backend_api_key_file
+        given = _read(Path(where))
+    return RemoteAccess(_key_in(given, where), inference.backend_ca_file)
+
+
+def cluster_access_of(inference: InferenceSection, env: Mapping[str, str]) -> RemoteAccess:
+    """The access to who tells of a cluster: its token is another one than the backend's key. It is shown whole, over
+    plain HTTP to another host as well: Ray has no TLS there. Raises as `access_of`."""
+    given = credential(CLUSTER_CREDENTIAL, env) or None
+    where = f"the credential {CLUSTER_CREDENTIAL}"
+    if given is None and inference.backend_cluster_token_file:
+        where = inference.backend_cluster_token_file
         given = _read(Path(where))
     return RemoteAccess(_key_in(given, where), inference.backend_ca_file)
 

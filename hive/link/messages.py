@@ -78,7 +78,7 @@ from hive.link.pool import (
     Slots,
 )
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
+from hive.link.requests import AskModels, AskQueue, AskTokensCome, CancelRequest, QueueIs, TokensCome
 from hive.link.responses import (
     AskHistory,
     AskInputItems,
@@ -404,6 +404,8 @@ AnyMessage = (
     | AskModels
     | AskQueue
     | QueueIs
+    | AskTokensCome
+    | TokensCome
     | AskTasks
     | TasksAre
     | CancelRequest

@@ -66,7 +66,7 @@ from hive.link.pool import (
     Slots,
 )
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
+from hive.link.requests import AskModels, AskQueue, AskTokensCome, CancelRequest, QueueIs, TokensCome
 from hive.link.responses import AskHistory, AskInputItems, AskResponse, DropResponse, FromProxy, KeepResponse
 from hive.link.runner import RunnerCall
 from hive.link.server import LinkServer
@@ -276,6 +276,13 @@ class ProxyGates:
         if not isinstance(answer, QueueIs):
             raise HiveError(f"the proxy answered {type(answer).__name__}")
         return answer
+
+    async def tokens_come(self) -> bool:
+        """Whether part of an answer of the active backend came since that was asked last. Raises LinkLost, TimedOut."""
+        answer = await self._ask(AskTokensCome())
+        if not isinstance(answer, TokensCome):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer.comes
 
     async def tasks(self, asked: AskTasks) -> list[TaskRoute]:
         """The tasks, and what a request for each would be given now. Raises NotFound, LinkLost, TimedOut."""

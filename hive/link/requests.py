@@ -83,6 +83,17 @@ class QueueIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     left_out: int = 0
 
 
+class AskTokensCome(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask, of the daemon. A cluster says that nothing of it runs: do tokens come back all the same? Answer:
+    `TokensCome`."""
+
+
+class TokensCome(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """`comes`: part of an answer of the active backend came since that was asked last."""
+
+    comes: bool
+
+
 class AskModels(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask, of the proxy. A request names a model that is not in the list: look whether it is there now. Answer: `Done`,
     after what is new was told (`Backend`); at once where it was looked for a moment ago."""

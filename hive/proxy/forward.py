@@ -32,6 +32,7 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.metering.cost import NOTHING, UNKNOWN, RequestCost, cost_of, expected
+from hive.metering.runner_answers import RunnerEvents
 from hive.pool.ladder import StepCause
 from hive.proxy import background_answers, kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
@@ -1230,6 +1231,8 @@ class Exchange:
             return NOTHING
         answer = self._answer
         told, status = (None, 0) if answer is None else (answer.told_work, answer.status)
+        if answer is not None and isinstance(answer.reading, RunnerEvents) and answer.reading.whole:
+            cut = False  # SDKs close with the last event, before the end of the answer is there
         cost = work.cost(told, status=status, cut=cut, at_server_s=now - self.sent_at)
         if cost.amount:
             self._path.metrics.worked(decided.tenant.name, cost.unit, cost.amount, cost.work or 0.0)
@@ -1394,7 +1397,7 @@ class Exchange:
         elif self._climb is not None and now >= self._budget_at:
             self._end_climb(self._climb, slot, now)
         elif not self.sent_at and not slot.gate.is_closed:
-            self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
+            self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s, slot.why_no_place))
         elif not self.sent_at and now >= slot.gate.until_for(self.queued_at):
             self.refuse(slot.gate.refusal(now, self.queued_at))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones

@@ -49,7 +49,7 @@ from hive.link.messages import (
 from hive.link.parking import UNPARK_S, AskSlotOf, ParkedIs, ParkedOver, UseParked
 from hive.link.pool import CloseSlotGate, LoadCharged, SlotCrashed, SlotGone, SlotIs, Slots
 from hive.link.prompts import Prewarm
-from hive.link.requests import AskModels, AskQueue, CancelRequest
+from hive.link.requests import AskModels, AskQueue, AskTokensCome, CancelRequest, TokensCome
 from hive.link.runner import RunnerTokens
 from hive.link.signed_loads import SignedLoads
 from hive.link.tasks import AskTasks
@@ -72,7 +72,7 @@ from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import SwitchingGate
 from hive.proxy.task_routes import task_routes
-from hive.proxy.under_way import end_request, not_there, queue_now
+from hive.proxy.under_way import AnswersUnderWay, end_request, not_there, queue_now
 from hive.settings.table import Paths, Settings
 from hive.tasks import spawn
 from hive.wire.connection import Connection
@@ -119,6 +119,7 @@ class ProxyLinks:
         self.jobs = JobsEntry(self.registry)
         self._settling: set[str] = set()
         self._seldom = Seldom()
+        self._answers = AnswersUnderWay()
 
     def start(
         self,
@@ -244,6 +245,8 @@ class ProxyLinks:
                 restore_over(self._path.slots.all, message)
             case AskQueue() if reply is not None:
                 reply(queue_now(self.registry, now))
+            case AskTokensCome() if reply is not None:
+                reply(TokensCome(comes=self._answers.move(self.registry, self._path.slot, now)))
             case AskTasks() if reply is not None:
                 self._tell_tasks(message, reply)
             case CancelRequest(id=request_id) if reply is not None:

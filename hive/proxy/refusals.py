@@ -55,10 +55,12 @@ def queue_full(queue: Queue, flow: Flow, now: float) -> QueueFull:
     return QueueFull(message, retry_after_s=wait_s, details=details)
 
 
-def no_place(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
-    """503: it waited as long as may be. It keeps its standing in the queue for when it comes again."""
+def no_place(queue: Queue, flow: Flow, now: float, waited_s: float, why: str = "") -> Saturated:
+    """503: it waited as long as may be. It keeps its standing in the queue for when it comes again. `why`: there is
+    none at all, a clause."""
     queue.refused(flow, now)
-    return Saturated(f"no place came free within {waited_s:g} s", retry_after_s=queue.retry_after_s(flow, now))
+    message = f"no place came free within {waited_s:g} s{': ' if why else ''}{why}"
+    return Saturated(message, retry_after_s=queue.retry_after_s(flow, now))
 
 
 def crashed_it(model: str, wait_s: float) -> TooManyRequests:

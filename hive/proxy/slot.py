@@ -250,6 +250,12 @@ class Slot:
         places = 0 if self.gate.is_closed else self._settings.proxy.backend_concurrency or told
         self._registry.give_turns(self.line.resize(places))
 
+    @property
+    def why_no_place(self) -> str:
+        """The reason why its server has no place at all, a clause; empty where it has, or none is known."""
+        cluster = None if self.backend is None else self.backend.cluster
+        return "" if cluster is None or self.line.places != 0 else cluster.why_none
+
     # the gate ---------------------------------------------------------------------------------------------------------
 
     def close(self, reason: Switching | Cold) -> None:

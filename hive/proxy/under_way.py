@@ -11,6 +11,8 @@ from hive.proxy.registry import Registry
 from hive.proxy.slot import Slot
 from hive.proxy.stopping import STATE as STOPPING
 
+MOVES_S = 2.0
+"""An answer that stood still for longer does not go on."""
 TOLD_MAX = 1000
 """Requests reported at once: some 300 KB, and no reader needs more."""
 
@@ -44,6 +46,26 @@ def told_of(exchange: Exchange, now: float, prepared: Prepared | None = None) ->
         slot=exchange.slot.name if queued_at else "",
         for_load=bool(queued_at) and not exchange.sent_at and exchange.slot.gate.is_cold,
     )
+
+
+class AnswersUnderWay:
+    """Finds out whether the answers of a server go on: what its cluster says of itself may be late."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, int] = {}
+        """Data events of each answer under way when it was asked last, by request id."""
+        self._asked_at = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"<AnswersUnderWay {len(self._events)}>"
+
+    def move(self, registry: Registry, slot: Slot, now: float) -> bool:
+        """Whether part of an answer came since the last call, or within 2 s where that is longer ago. `now`: monotonic
+        seconds."""
+        since, self._asked_at = max(self._asked_at, now - MOVES_S), now
+        here = {one.request_id: one.events or 0 for one in under_way(registry) if one.slot is slot and one.sent_at}
+        before, self._events = self._events, here
+        return slot.moved_at > since or any(count > before.get(request_id, 0) for request_id, count in here.items())
 
 
 def models_in_use(registry: Registry) -> dict[str, str]:

@@ -83,6 +83,12 @@ def test_its_settings_are_right(seen: Seen) -> None:
     assert seen["restarted"] == 0
 
 
+def test_a_restart_of_all_of_hive_resets_no_connection(seen: Seen) -> None:
+    answered, failed = seen["calls"]
+    assert answered > 0
+    assert failed == []
+
+
 def test_speech_is_heard(seen: Seen) -> None:
     status, answer = seen["ear"]
     assert status == 200, (answer, seen["explained"])

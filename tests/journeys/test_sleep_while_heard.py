@@ -13,7 +13,7 @@ from tests import whisper
 from tests.journeys.stack import Stack, stack, until
 from tests.whisper import SPOKEN, word_error_rate
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.engines, pytest.mark.timeout(300)]
 MOST_WRONG = 0.5
 """Of the words: the smallest model, two speeches in one."""
 

@@ -18,7 +18,7 @@ from hive.proxy.forward import KEPT_BODY_MAX
 from hive.proxy.identity import wishes_of
 from hive.settings.table import TenantRow
 from hive.wire.http1 import Request
-from hive.wire.upstream import Pool
+from hive.wire.upstream import Connecting, Pool
 from tests.proxy.harness import JSON_ANSWER, Backend, Client, Proxy, answer, post, proxied, read_request, until
 
 OPERATOR = b"internal"
@@ -105,16 +105,22 @@ async def test_a_request_in_the_line_is_sent_with_the_epochs_of_its_turn(tmp_pat
         assert proxy.registry.queue.running == 0
 
 
-async def test_a_request_whose_connection_is_being_made_is_read_again(tmp_path: Path) -> None:
+async def test_a_request_whose_connection_is_being_made_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with proxied(tmp_path) as (proxy, backend):
+        connect = Pool.connect
+
+        def connect_and_flush(pool: Pool, waiter: Connecting) -> asyncio.Task[None]:
+            monkeypatch.undo()
+            connecting = connect(pool, waiter)
+            proxy.registry.use_epochs(CacheEpochs({"all": 1}))
+            return connecting
+
         proxy.use(backend, BackendKind.VLLM)
-        pool = proxy.path.slot.pool
-        assert pool is not None
+        monkeypatch.setattr(Pool, "connect", connect_and_flush)
         client = await Client.unix(proxy.socket_path)
-        asking = asyncio.ensure_future(client.ask(post(b"/v1/completions", BODY)))
-        await until(lambda: pool.connecting == 1)
-        proxy.registry.use_epochs(CacheEpochs({"all": 1}))
-        assert (await asking)[0] == 200
+        assert (await client.ask(post(b"/v1/completions", BODY)))[0] == 200
         assert json.loads(backend.requests[0][1])["cache_salt"] == await salt_for(proxy, backend)
         assert len(backend.requests) == 2
 

@@ -69,6 +69,27 @@ async def test_a_stream_of_words_is_whole_with_its_last_event_and_costs_what_its
         client.close()
 
 
+async def test_a_client_that_leaves_with_the_last_event_pays_what_the_head_said(tmp_path: Path) -> None:
+    """SDKs close with `[DONE]`, and the end of the answer may still be on its way."""
+    done = b'data: {"type":"transcript.text.done"}\n\ndata: [DONE]\n\n'
+    whole = chunked(done).replace(b"\r\n", b"\r\nx-hive-cost: audio_s=31.5\r\n", 1)
+
+    async def without_an_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(whole.removesuffix(b"0\r\n\r\n"))
+        while await reader.read(65536):
+            pass
+
+    async with hearing(tmp_path) as (pool, server, client):
+        pool.proxy.path.slots.pooled["whisper-1"].line.rate.did(100.0, 0.0, 1000.0)  # it hears slowly, 0.1 s in one
+        server.script = without_an_end
+        client.writer.write(hear(stream="true"))
+        await client.reader.readuntil(b"[DONE]\n\n")
+        client.close()
+        await until(lambda: pool.proxy.events)
+        assert cost(pool.proxy.events[-1])[:3] == ("audio_s", 31.5, False)
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [

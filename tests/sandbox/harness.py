@@ -58,11 +58,20 @@ def kill_all_under(paths: Paths) -> None:
             leaf.remove()
         subtree.remove()
     Fences(paths.state, subtree).remove()
+    _let_go_of_pipes(paths)
     until = time.monotonic() + 10
     while (reader := reading(paths.log_pipes)) and time.monotonic() < until:
         time.sleep(0.005)  # it ends after them, and writes into these directories until then
     if reader and (who := identify(reader)) is not None:
         who.send(signal.SIGKILL)
+
+
+def _let_go_of_pipes(paths: Paths) -> None:
+    """A helper of this process holds them until its reader has them all; its loop may have ended before."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith(f"{paths.log_pipes}/"):
+                os.close(int(entry))
 
 
 def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> ProcessRuntime:

@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.sandbox.harness import PYTHON
+from hive.link.helper import PagedOut
+from tests.sandbox.harness import PYTHON, A, Daemon
 
 MIB = 1024 * 1024
 
@@ -79,3 +80,19 @@ def _mapping(entry: str) -> Mapping:
     sizes = {line.split(":")[0]: line.split() for line in lines}
     rss, locked, swap = (int(sizes[name][1]) * 1024 for name in ("Rss", "Locked", "Swap"))
     return Mapping(fields[5] if len(fields) > 5 else "", fields[4] != "0", rss, locked, swap)
+
+
+async def paged_out_keeping(daemon: Daemon, at_least_bytes: float) -> PagedOut:
+    """Pages the agent out, which is awake, until that leaves so much in RAM; the last of four tries is returned anyway.
+
+    Without a control group it is told by the swap cache of the whole host, which others fill and empty meanwhile.
+    """
+    for generation in (1, 2, 3, 4):
+        if generation > 1:
+            await daemon.client.thaw(A)
+        await daemon.client.freeze(A, generation)
+        await daemon.client.confirm(A, generation)
+        paged = await daemon.client.page_out(A, generation)
+        if paged.kept_bytes > at_least_bytes:
+            break
+    return paged

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -140,7 +141,11 @@ async def test_reading_ends_with_the_next_sleep_and_with_the_agent(
 
     def after_the_first(pidfd: int, ranges: list[tuple[int, int]]) -> bool:
         asked.append(len(ranges))
-        return advise_willneed(pidfd, ranges) and halted.wait(30)
+        is_advised = advise_willneed(pidfd, ranges)
+        until = time.monotonic() + 30
+        while not halted.wait(0.01) and time.monotonic() < until:
+            pass  # its event becomes known to the test only while this waits
+        return is_advised
 
     await one.sleep()
     await one.wake()
