@@ -11,6 +11,7 @@ from hive.backends.ask import FAR_ANSWER_S, get
 from hive.backends.conversation import Answers, AskedServer, ControlAnswer, object_in
 from hive.backends.kinds import spec_of, specs
 from hive.backends.openai_answers import MODELS
+from hive.backends.ray_serve import ROUTES
 from hive.domain import BackendInfo, origin_of
 from hive.errors import BackendDown, BackendTimeout
 from hive.host.access import NO_ACCESS, RemoteAccess
@@ -80,7 +81,7 @@ async def look(address: str, access: RemoteAccess | None = None) -> Looked:
         listed = answers.get(MODELS)
         if listed is not None and listed.status in (401, 403) and shown != first:
             listed = await _ask(address, MODELS, shown, within_s)
-        found = _remote(listed, answers.get(remote.ROUTES))
+        found = _remote(listed, answers.get(ROUTES))
         answers |= {MODELS: listed} if listed is not None else {}
     if found is None:
         return Looked(is_hive=any(is_hive(answer) for answer in answers.values()))
@@ -128,7 +129,7 @@ async def why_unknown(address: str, access: RemoteAccess) -> str:
 
 async def _why_elsewhere(address: str, shown: RemoteAccess) -> str:
     """Sentence about a Ray Serve whose applications are not at this address; empty where it is none."""
-    routes = None if origin_of(address).prefix else await _ask(address, remote.ROUTES, shown, FAR_ANSWER_S)
+    routes = None if origin_of(address).prefix else await _ask(address, ROUTES, shown, FAR_ANSWER_S)
     found = remote.routes_in(routes)
     if found is None:
         return ""

@@ -18,6 +18,7 @@ from hive.backends.conversation import (
     text,
 )
 from hive.backends.openai_answers import MODELS, ONE_TOKEN_PROMPT
+from hive.backends.ray_serve import ROUTES
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import BackendKind, Dialect, FoundCapabilities, ModelInfo, origin_of
 from hive.errors import BackendDown
@@ -25,8 +26,6 @@ from hive.settings.table import InferenceSection
 
 VERSIONS = ("openai-version", "x-litellm-version", "x-vllm-version")
 """Header fields in which such a server may tell which it is; OpenAI's dialect has no question for that."""
-ROUTES = "/-/routes"
-"""Ray Serve's proxy answers it itself, with the route of each application."""
 RAY_SERVE = "Ray Serve"
 OPENAIS = (".openai.com", ".openai.azure.com")
 """Ends of the names of OpenAI's own servers, whose newer models refuse `max_tokens`; all of their chats take

@@ -104,9 +104,9 @@ class Active:
                 settings=lambda: self._effects.settings,
                 on_checked=self._checked,
                 on_read=self._read,
-                tokens_come=self._proxy_link.tokens_come,
                 may_change=not (is_fixed or target.unit),
                 is_named=is_named,
+                tokens_come=self._proxy_link.tokens_come,
             )
         )
         self._unit = target.unit

@@ -47,9 +47,9 @@ class BackendWatch:
         settings: Callable[[], Settings],
         on_checked: Callable[[bool], None],
         on_read: Callable[[BackendControl, Sequence[ModelInfo]], Awaitable[None]] | None = None,
-        tokens_come: Callable[[], Awaitable[bool]] = unknown,
         may_change: bool = False,
         is_named: bool = False,
+        tokens_come: Callable[[], Awaitable[bool]] = unknown,
     ) -> None:
         self._address = address
         self._settings = settings
@@ -68,7 +68,7 @@ class BackendWatch:
         """Unix seconds at which it said what it offers; None where it never has."""
         self._models_at = float("-inf")
         self._mark = ""
-        self._was_hive = False
+        self._hive_warning = ""
         self._checking = asyncio.Lock()
         self.checked = asyncio.Event()
         """Set once the first check is over."""
@@ -181,6 +181,7 @@ class BackendWatch:
         if kind is not None and (self.info is None or (self.info.kind != kind and not found.is_hive)):
             if self.info is not None:
                 log.info("backend_is_another address=%s kind=%s was=%s", self._address, kind, self.info.kind)
+                self._told_places, self._mark = None, ""
             self._take(kind)
         return not found.is_hive
 
@@ -188,11 +189,11 @@ class BackendWatch:
         """Warns, once, of a Hive at the address; it is no backend, and counts as down."""
         assert self.info is not None
         warning = f"{why_no_hive(self._address)}; {NAME_WHAT_IS_BEHIND}" if is_hive else ""
-        if is_hive and self.info.warning != warning:
+        if warning and not self._hive_warning:
             log.error("backend_is_hive address=%s why='%s'", self._address, warning)
-        if is_hive or self._was_hive:
-            self.info = msgspec.structs.replace(self.info, warning=warning)
-        self._was_hive = is_hive
+        if warning != self._hive_warning:
+            self._hive_warning = warning
+            self._use_places()
 
     def _access(self) -> RemoteAccess:
         """Without a key where that cannot be read: the server then says that it asks for one."""
@@ -256,7 +257,7 @@ class BackendWatch:
             self.info,
             places=places,
             places_from=places_from,
-            warning="; ".join(filter(None, (capacity.warning, self._queue_warning))),
+            warning="; ".join(filter(None, (self._hive_warning, capacity.warning, self._queue_warning))),
             id_slots=named_slots(self.info.kind, self._told_places, self._settings()),
             cluster=capacity.cluster,
         )

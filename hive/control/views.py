@@ -487,6 +487,8 @@ def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
     return {
         "endpoints": None if told.endpoints is None else list(told.endpoints),
         "fields": None if told.fields is None else list(told.fields),
+        "salted": None if told.salted is None else list(told.salted),
+        "ordered": None if told.ordered is None else list(told.ordered),
         "found": told.found,
     }
 

@@ -833,7 +833,7 @@ class Exchange:
             self._begin_at(slot, prepared)
         if proxy.request_s:
             self._ends_at = min(now + proxy.request_s, self._budget_at)
-        self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
+        self._limit_at = min(now + slot.first_byte_s, self._ends_at)
         self.deadline = min(self._limit_at, self._beat_at)
         connection = pool.take()
         if connection is None:
@@ -1405,7 +1405,8 @@ class Exchange:
             self.deadline = min(self._limit_at, self._beat_at)
         else:
             is_over, begun = now >= self._ends_at, self._first_at is not None
-            self.refuse(timeout(proxy, is_over=is_over, is_blocked=self._blocked, has_begun=begun))
+            waits_s = slot.first_byte_s
+            self.refuse(timeout(proxy, waits_s, is_over=is_over, is_blocked=self._blocked, has_begun=begun))
 
     def _end_climb(self, climb: Climb, slot: Slot, now: float) -> None:
         """The time that its task gives it is over: no other rung is tried."""

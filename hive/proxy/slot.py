@@ -45,7 +45,7 @@ from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
 from hive.queue.work_rate import WORK_UNITS
-from hive.settings.pool import slot_id
+from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.dial import Tls
@@ -113,6 +113,8 @@ class Slot:
         """True if requests to it may leave the box: its server is elsewhere, or sends some of them on."""
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
+        self.first_byte_s = settings.proxy.first_byte_s
+        """The longest silence of this server before its answer."""
         self.ahead: dict[GivesWay, None] = {}
         self.suspects = Suspects()
         self.begun = 0
@@ -146,6 +148,7 @@ class Slot:
 
     def use_settings(self, settings: Settings) -> None:
         self._settings = settings
+        self.first_byte_s = self._own_first_byte_s() or settings.proxy.first_byte_s
         if self.name:
             self.line.load_depth = settings.pool.load_depth
         if self.pool is not None:
@@ -220,15 +223,25 @@ class Slot:
             self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
         return self.why_no_way is None
 
+    def _own_first_byte_s(self) -> float:
+        """The time of this server alone until the first byte of an answer; 0 where it has none of its own."""
+        if not self.name:
+            return self._settings.inference.first_byte_s
+        row = self._row
+        return 0.0 if row is None else row.first_byte_s
+
+    @property
+    def _row(self) -> ModelRow | None:
+        """The description of its model in the settings; None where it is described elsewhere, or has none."""
+        models = self._settings.models.items()
+        return next((row for name, row in models if slot_id(name) == self.name), None)
+
     def _own_access(self) -> RemoteAccess | None:
         """The access to the server of a remote model of the pool; None for the active backend."""
         if not self.name:
             return None
-        models = self._settings.models.items()
-        row = next(
-            (row for name, row in models if slot_id(name) == self.name and row.backend == BackendKind.REMOTE), None
-        )
-        return NO_ACCESS if row is None else access_of_model(row)
+        row = self._row
+        return NO_ACCESS if row is None or row.backend != BackendKind.REMOTE else access_of_model(row)
 
     def give_places(self) -> None:
         """Gives the line as many places as the server has; none behind a closed gate, so that every request keeps its

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from hive.backends.backend import open_backend
 from hive.backends.described import (
     cache_fields,
     flushed_by,
@@ -20,6 +21,7 @@ from hive.domain import BackendInfo, BackendKind, Band, FoundCapabilities
 from hive.lifecycle.flush_plan import CacheServer, plan_of
 from hive.models.cache_epochs import FlushedBy, FlushKind, FlushScope
 from hive.settings.table import Settings
+from tests.vllm import VllmServer
 
 PLAIN = Settings()
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -164,3 +166,16 @@ def test_a_flush_reaches_a_remote_by_its_salt_and_says_where_it_does_not() -> No
         assert why_not_flushed(kind, NONE) == why
         plan = plan_of(everything, [at(kind, NONE)])
         assert (plan.left_out, plan.is_in_vain) == ((f"m: {why}",), True)
+
+
+@pytest.mark.vllm
+async def test_a_real_vllm_describes_the_salt_at_every_endpoint_where_it_was_taken_for_granted(
+    vllm_server: VllmServer,
+) -> None:
+    told = await open_backend(BackendKind.VLLM, vllm_server.address).capabilities()
+    assert {CHAT, COMPLETIONS} <= {*(told.salted or ())}
+    assert {CHAT, COMPLETIONS} <= {*(told.ordered or ())}
+    assert "shared" not in prefix_cache(server(BackendKind.VLLM, told), PLAIN)
+    asked_for = open_backend(BackendKind.REMOTE, vllm_server.address)
+    assert await asked_for.capabilities() == told, "behind a proxy it describes the same"
+    assert prefix_cache(server(BackendKind.REMOTE, told), PLAIN) == "separated by tenant (salt), as it describes itself"

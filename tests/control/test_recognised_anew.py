@@ -172,7 +172,8 @@ async def test_one_that_was_replaced_between_two_looks_is_recognised_when_it_is_
 
 async def test_while_it_is_up_and_known_it_is_asked_no_more_than_before() -> None:
     async with address(RAY) as place:
-        watch = watching(place, BackendKind.REMOTE)
+        alone = Settings(inference=InferenceSection(backend_cluster="none"))
+        watch = watching(place, BackendKind.REMOTE, settings=alone)
         await watch.check()
         place.asked.clear()
         await watch.check()

@@ -8,11 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import msgspec
 import openai
 import pytest
 
-from hive.domain import BackendKind
-from tests.proxy.harness import JSON_ANSWER, Client, Proxy, answer, chunked, post, proxied, read_request
+from hive.budgets import BudgetKind
+from hive.domain import BackendInfo, BackendKind, ModelInfo
+from tests.proxy.harness import (
+    JSON_ANSWER,
+    Client,
+    Proxy,
+    answer,
+    chunked,
+    nothing_is_held,
+    post,
+    proxied,
+    read_request,
+    until,
+)
+from tests.proxy.test_budgets import PlayedDaemon, budgeted
+from tests.proxy.test_slots import ask
+from tests.proxy.test_tasks import TASK, laddered
+from tests.proxy.test_tasks import told as ladder_told
+from tests.tls_front import KEY, front, key_file
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 ASKED: dict[bytes, dict[str, Any]] = {
@@ -234,7 +252,63 @@ async def test_a_503_behind_tokens_costs_them(tmp_path: Path) -> None:
         assert (event.tokens_out, event.estimated, event.cut) == (3, True, True)
 
 
-# --- by the clients themselves ------------------------------------------------------------------------------------
+async def test_refused_requests_spend_no_budget(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, PlayedDaemon(), tokens_per_day=1000) as (proxy, backend):
+        backend.reply = answer(RAY_BUSY, content_type=b"text/plain", status=b"503 Service Unavailable")
+        for _ in range(20):  # of the expected cost of each, 7 would have been too many
+            assert await asked(proxy, stream=False) == 503
+        (account,) = proxy.path.budgets.book.accounts
+        assert (account.used(BudgetKind.DAY), account.pending) == (0, 0.0)
+
+
+# --- a task's ladder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "cause"), [(SERVER, b"Internal Server Error", "down"), (GATEWAY, NGINX, "down")]
+)
+async def test_a_lost_replica_is_a_step_down_the_ladder(tmp_path: Path, status: bytes, said: bytes, cause: str) -> None:
+    async with laddered(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b"))
+        pool.servers["a"].reply = answer(said, content_type=b"text/plain", status=status)
+        client = await pool.client()
+        found = await ladder_told(client, ask(TASK))
+        assert (found.status, found.model, found.rung) == (200, "b", "1")
+        assert [event.model for event in pool.proxy.events] == ["b"]
+        steps = b'hive_proxy_task_steps_total{from="0",task="plan",to="1",why="%b"} 1.0' % cause.encode()
+        assert steps in b"".join(pool.proxy.path.metrics.exposition())
+        await until(lambda: nothing_is_held(pool.proxy))
+
+
+async def test_where_the_ladder_does_not_step_down_the_error_is_hives(tmp_path: Path) -> None:
+    async with laddered(tmp_path, "a", "b", task={"step_down_on": "cold"}) as pool:
+        pool.tell(pool.row("a"), pool.row("b"))
+        pool.servers["a"].reply = answer(b"Internal Server Error", content_type=b"text/plain", status=SERVER)
+        found = await ladder_told(await pool.client(), ask(TASK))
+        assert (found.status, found.body["error"]["code"]) == (502, FAILED)
+
+
+# --- a real nginx, and the clients themselves ---------------------------------------------------------------------
+
+
+async def test_the_page_of_a_real_nginx_before_nobody_is_told_in_short(tmp_path: Path) -> None:
+    with front(tmp_path, "127.0.0.1:1") as nginx:
+        async with proxied(tmp_path) as (proxy, _):
+            inference = msgspec.structs.replace(
+                proxy.settings.inference,
+                backend_api_key_file=str(key_file(tmp_path, KEY)),
+                backend_ca_file=str(nginx.ca),
+            )
+            proxy.path.use_settings(msgspec.structs.replace(proxy.settings, inference=inference))
+            address = nginx.url.removesuffix("/v1")
+            proxy.path.use_backend(
+                BackendInfo(kind=BackendKind.REMOTE, address=address, up=True), [ModelInfo(name="m")]
+            )
+            client = await Client.unix(proxy.socket_path)
+            for target in ASKED:
+                status, _, body = await client.ask(post(target, json.dumps(ASKED[target]).encode()))
+                assert status == 502
+                assert told(target, body)[0] == "the backend failed (502): 502 Bad Gateway"
 
 
 async def test_openais_and_anthropics_own_clients_raise_their_own_errors_and_try_again(tmp_path: Path) -> None:
