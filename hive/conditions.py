@@ -260,6 +260,7 @@ TABLE: dict[str, Row] = {
         "{engine} at {at} has ranks whose tokens stand still ({ranks}): what they are given hangs until first_byte_s",
         "{hive:backend status}  # restart vLLM on every host of it",
     ),
+    "cluster_untold": _warning("{why}", "{hive:doctor cluster}"),
     "cluster_short": _warning(
         "{running} of {wanted} replicas of {engine} at {at} run{down:?, down: *}: requests wait longer",
         "{hive:backend status}",

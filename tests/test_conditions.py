@@ -181,6 +181,7 @@ CASES: dict[str, Case] = {
     "cluster_none": clustered(running=0, why_none="vLLM Router runs 0 of 2 replicas"),
     "cluster_stuck": clustered(engine="vllm", stuck=("1",)),
     "cluster_short": clustered(),
+    "cluster_untold": daemon(backend=replace(BACKEND, up=True, warning="Ray Serve does not tell how many run")),
     "cluster_silent": lambda: cluster.judge_answers("ray", "h:8265", "connection refused"),
     "cluster_token_refused": lambda: cluster.judge_answers("ray", "h:8265", ControlAnswer(403, {}, b"")),
     "ray_without_token": lambda: cluster.judge_token("h:8265", OPEN_RAY),

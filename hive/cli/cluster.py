@@ -38,13 +38,13 @@ def inside(cluster: Mapping[str, Any]) -> str:
 
     >>> inside({"waiting": 3, "waited_s": 1.24}), inside({"waiting": None, "waited_s": 0.02}), inside({"waiting": 0,
     ...     "waited_s": None})
-    ('3 requests wait in its own queue, the last for 1.2 s', 'requests waited 0.02 s in its own queue', '')
+    ('3 requests wait in its own queue, of late for 1.2 s', 'requests waited 0.02 s in its own queue of late', '')
     """
     waiting, waited_s = cluster["waiting"], cluster["waited_s"]
     if waiting:
-        lasted = "" if waited_s is None else f", the last for {waited_s:.2g} s"
+        lasted = "" if waited_s is None else f", of late for {waited_s:.2g} s"
         return f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} in its own queue{lasted}"
-    return f"requests waited {waited_s:.2g} s in its own queue" if waited_s else ""
+    return f"requests waited {waited_s:.2g} s in its own queue of late" if waited_s else ""
 
 
 def doctor_says(cluster: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from hive.control.speculation import SpeculationWatch
 from hive.control.switching import Switcher
 from hive.control.templates import TemplateDesk
 from hive.control.usage import UsageConsumer
-from hive.domain import BackendInfo, BackendKind, Cluster, Isolation
+from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.host.files import free_bytes
 from hive.link.proxy_link import ProxyGates
 from hive.paths import default_state_dir
@@ -209,8 +209,8 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
     if seen.backend is not None and is_down and not seen.switching_to:
         code = "demo_backend_down" if seen.backend.kind is BackendKind.DEMO else "backend_down"
         yield condition(code, at=seen.backend.address)
-    if seen.backend is not None and seen.backend.cluster is not None and not is_down:
-        yield from _conditions_of_cluster(seen.backend.cluster, seen.backend.address)
+    if seen.backend is not None and not is_down:
+        yield from _conditions_of_cluster(seen.backend)
     if seen.costly:
         model, rate = next(iter(seen.costly.items()))
         yield condition("speculation_costs", model=model, percent=round(rate * 100), more=len(seen.costly) - 1)
@@ -219,8 +219,14 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
         yield condition("template_failed", template=template, why=why, more=len(seen.templates_failed) - 1)
 
 
-def _conditions_of_cluster(cluster: Cluster, at: str) -> Iterator[FoundCondition]:
-    engine = LABELS[cluster.engine]
+def _conditions_of_cluster(backend: BackendInfo) -> Iterator[FoundCondition]:
+    """Those of a backend that is up. An engine that tells nothing is warned of by its name, also where it never did."""
+    if backend.warning.startswith(tuple(LABELS.values())):
+        yield condition("cluster_untold", why=backend.warning)
+        return  # what it told before is no news
+    if (cluster := backend.cluster) is None:
+        return
+    engine, at = LABELS[cluster.engine], backend.address
     if cluster.stuck:
         yield condition("cluster_stuck", engine=engine, at=at, ranks=cluster.stuck)
     if cluster.why_none:

@@ -92,7 +92,10 @@ TABLE = (
     MetricRow("backend_cluster_stuck", MetricKind.GAUGE, ("engine",), "Ranks whose tokens stand still."),
     MetricRow("backend_cluster_waiting", MetricKind.GAUGE, ("engine",), "Requests in its own queue, where it tells."),
     MetricRow(
-        "backend_cluster_waited_seconds", MetricKind.GAUGE, ("engine",), "How long they stood there, where it tells."
+        "backend_cluster_waited_seconds",
+        MetricKind.GAUGE,
+        ("engine",),
+        "How long requests stood there of late, where it tells.",
     ),
     MetricRow("backend_cluster_asked_seconds", MetricKind.GAUGE, ("engine",), "Its last answer, Unix seconds."),
     MetricRow("pool_slots", MetricKind.GAUGE, ("state",), "Models of the pool by their state."),

@@ -100,7 +100,9 @@ class ClusterView(TypedDict):
     waiting: Annotated[
         int | None, Meta(description="Requests in its own queue, none of Hive's; null: it does not tell.")
     ]
-    waited_s: Annotated[float | None, Meta(description="How long they stood there, of late; null: it does not tell.")]
+    waited_s: Annotated[
+        float | None, Meta(description="How long requests stood there of late, on average; null: it does not tell.")
+    ]
     why_none: Annotated[str, Meta(description="Why no request can run there; empty where one can.")]
 
 

@@ -107,7 +107,8 @@ def _nodes(backend: BackendRow | None) -> Line:
 def wrong_with(snapshot: Snapshot) -> list[str]:
     """The problems in words, the worst first, each with what to type; some may be empty."""
     told = [f"{one.text}; fix: {one.fix}" if one.fix else one.text for one in snapshot.conditions]
-    return [*told, "" if snapshot.backend is None else snapshot.backend.warning]
+    warning = "" if snapshot.backend is None else snapshot.backend.warning
+    return told if any(warning in text for text in told) else [*told, warning]
 
 
 def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list[Line]:

@@ -500,7 +500,7 @@ def _cluster(answer: Answer | None) -> ClusterLine | None:
     if answer is None:
         return None
     return ClusterLine(
-        label=answer["label"],
+        label=answer["label"].partition("'s ")[0],  # of vLLM's data parallelism: the line is short
         running=answer["running"],
         wanted=answer["wanted"],
         nodes=len(answer["nodes"]),

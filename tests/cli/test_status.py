@@ -70,7 +70,7 @@ def test_a_cluster_is_shown_with_its_replicas_nodes_and_age_in_80_columns(hive: 
     said = hive("backend", "status").out
     assert "     Cluster: Ray Serve, 1 of 2 replicas run, 4 at once each\n" in said
     assert " ago: it does not answer\n" in said
-    assert "   Inside it: 3 requests wait in its own queue, the last for 1.2 s\n" in said
+    assert "   Inside it: 3 requests wait in its own queue, of late for 1.2 s\n" in said
     assert "      Set up: `hive doctor cluster`: no_token, one_ingress\n" in said
     assert "NODE        STATE  REPLICAS\n10.245.0.1  up     1\n10.245.0.2  DOWN   0\n" in said
     assert max(map(len, said.splitlines())) <= 80

@@ -64,6 +64,20 @@ async def test_the_api_shows_replicas_and_nodes_and_health_says_what_is_lost(box
     assert ", down: 10.0.0.2: requests wait longer" in lost.text
 
 
+async def test_an_engine_that_tells_nothing_more_is_a_problem_and_what_it_told_before_is_none(
+    box: Box, engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.backends.capacity.KNOWN_FOR_S", 0.0)  # ten seconds in the end
+    await started(box, engine)
+    engine.route(True, False)
+    await until(lambda: box.inference()["slots"] == 4)
+    engine.answers["/workers"] = (500, b"")
+    await until(lambda: box.inference()["warning"])
+    [found] = [one for one in box.services.health.conditions() if one.code.startswith("cluster")]
+    assert found.code == "cluster_untold"
+    assert found.text.startswith("vLLM Router does not tell how many replicas run: ")
+
+
 async def test_each_change_of_capacity_is_one_event_and_finding_the_cluster_is_none(
     box: Box, engine: PlayedEngine
 ) -> None:

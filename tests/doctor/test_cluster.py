@@ -19,6 +19,7 @@ from hive.doctor.checks.check import Status
 from hive.doctor.checks.cluster import AgentNetwork, DashboardPlace
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import Result, examine
+from hive.domain import CloudUse
 from hive.files.layout import UNITS, Layout
 from hive.host.listener import listening_addresses
 from hive.settings.table import InferenceSection, Settings
@@ -74,6 +75,12 @@ def test_where_no_cluster_is_known_nothing_is_asked(played: PlayedEngine, settin
     )
     assert {found.status for found in results(one, "cluster")} == {SKIP}
     assert played.asked == []
+
+
+def test_where_nothing_may_leave_the_box_a_far_cluster_is_not_asked() -> None:
+    section = InferenceSection(backend_url="http://192.0.2.1:8000/v1", backend_cluster="ray", cloud=CloudUse.NEVER)
+    one = Subject(kind=TargetKind.UP, settings=Settings(inference=section), limit_s=20.0)
+    assert {found.status for found in results(one, "cluster")} == {SKIP}
 
 
 # --- Ray ---------------------------------------------------------------------------------------------------------
@@ -141,8 +148,31 @@ def test_an_answer_that_is_none_of_rays_is_no_fault_of_the_check(played: PlayedE
     assert {one.status for one in found} <= {SKIP, PASS}
 
 
+def test_a_ray_that_the_daemon_found_and_that_asks_for_a_token_is_looked_at_too(played: PlayedEngine) -> None:
+    """It has told nothing yet, so there is no cluster in what the daemon says: only its warning names it."""
+    warning = "Ray Serve does not tell how many replicas run: it asks for a token (401)"
+    one = Subject(
+        kind=TargetKind.UP, health={"backend": {"address": "127.0.0.1:9", "cluster": None, "warning": warning}}
+    )
+    found = cluster.target_of(one)
+    assert found is not None
+    assert (found.engine, found.dashboard) == ("ray", "127.0.0.1:8265")
+
+
+def test_an_engine_that_hangs_is_told_before_the_time_of_a_check_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        section = InferenceSection(
+            backend_url=f"http://{at}/v1", backend_cluster="ray", backend_cluster_url=f"http://{at}"
+        )
+        one = Subject(kind=TargetKind.UP, settings=Settings(inference=section), limit_s=1.0)
+        found = {one.name: one for one in results(one, "cluster")}
+    assert found["cluster.answers"].status is FAIL
+    assert "did not answer" in found["cluster.answers"].reason
+    assert {one.status for name, one in found.items() if name != "cluster.answers"} == {SKIP}
+
+
 def test_an_engine_that_is_away_is_told_once_and_the_rest_is_skipped(played: PlayedEngine) -> None:
-    one = subject(played)
     played.address = "127.0.0.1:9"
     one = subject(played)
     found = {one.name: one.status for one in results(one, "cluster")}
@@ -221,6 +251,17 @@ def test_a_routers_interval_is_read_from_its_unit(
     if status is WARN:
         assert found.fix == "systemctl edit vllm-router.service  # with --health-check-interval-secs 2"
     assert {result(one, f"cluster.{name}").status for name in ("token", "apart", "ingress", "limit")} == {SKIP}
+
+
+def test_a_router_that_asks_for_a_key_is_shown_that_of_the_backend(played: PlayedEngine, tmp_path: Path) -> None:
+    played.route(True)
+    played.token = TOKEN
+    file = tmp_path / "key"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    assert result(subject(played, "router"), "cluster.answers").status is FAIL
+    shown = subject(played, "router", backend_api_key_file=str(file))
+    assert result(shown, "cluster.answers").status is PASS
 
 
 def test_a_drop_in_of_the_routers_unit_comes_after_it(played: PlayedEngine, short_path: Path) -> None:

@@ -5,6 +5,7 @@ Only questions that change nothing are asked (GET), and none where no cluster is
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
@@ -19,15 +20,15 @@ from hive.backends.capacity import LABELS
 from hive.backends.conversation import ControlAnswer
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
-from hive.domain import RuntimeKind, origin_of
+from hive.domain import CloudUse, RuntimeKind, origin_of
 from hive.errors import BackendDown, BackendTimeout, HiveError, NotPermitted
 from hive.files.layout import UNITS
-from hive.host.access import NO_ACCESS, RemoteAccess, cluster_access_of
+from hive.host.access import NO_ACCESS, RemoteAccess, access_of, cluster_access_of
 from hive.host.listener import listening_addresses
 from hive.host.process import ProcessTable, words_of
 
 RAY, ROUTER = ray_serve.ENGINE, vllm_router.ENGINE
-NONE_KNOWN = "one server answers, and no cluster"
+NONE_KNOWN = "one server answers, and no cluster is to be asked"
 ROUTER_UNITS = "vllm-router*.service"
 INTERVAL = "--health-check-interval-secs"
 INTERVAL_S = 60
@@ -42,41 +43,58 @@ WIDE = ("0.0.0.0", "::")
 
 class ClusterTarget(NamedTuple):
     """The cluster that is looked at. `engine`: as the daemon found it, without one as hive.conf names it. `teller`: the
-    address where it is asked. `dashboard`: the same where that is Ray's; empty where it is another engine."""
+    address where it is asked. `dashboard`: the same where that is Ray's; empty where it is another engine.
+    `is_elsewhere`: the teller is not the backend itself, and is shown another token."""
 
     engine: str
     teller: str
     dashboard: str = ""
+    is_elsewhere: bool = False
 
 
 def target_of(subject: Subject) -> ClusterTarget | None:
-    """None where none is known."""
+    """None where none is known, or where it is far and nothing may leave the box."""
     inference, backend = subject.settings.inference, (subject.health or {}).get("backend") or {}
     if inference.enabled == "false" or inference.backend_cluster == "none":
         return None
     found: Mapping[str, Any] = backend.get("cluster") or {}
     by_settings = inference.backend_cluster if inference.backend_cluster != "auto" else ""
-    engine = str(found.get("engine") or by_settings or (RAY if inference.backend_cluster_url else ""))
+    named = by_settings or (RAY if inference.backend_cluster_url else "")
+    engine = str(found.get("engine") or named or _silent_engine(str(backend.get("warning", ""))))
     address = str(backend.get("address") or (ask.parse_address(inference.backend_url) if inference.backend_url else ""))
     if not engine or not address:
         return None
-    is_elsewhere = engine == RAY or (engine == ROUTER and inference.backend_cluster_url)
+    is_elsewhere = engine == RAY or (engine == ROUTER and bool(inference.backend_cluster_url))
     teller = ray_serve.dashboard_of(address, inference.backend_cluster_url) if is_elsewhere else address
-    return ClusterTarget(engine, teller, teller if engine == RAY else "")
+    if inference.cloud == CloudUse.NEVER and not origin_of(teller).is_here:
+        return None
+    return ClusterTarget(engine, teller, teller if engine == RAY else "", is_elsewhere)
 
 
-async def _answer(address: str, path: str, access: RemoteAccess = NO_ACCESS) -> ControlAnswer | str:
-    """The answer, or why there is none."""
+def _silent_engine(warning: str) -> str:
+    """The engine that the daemon found and that has told nothing yet: it is warned of by its name.
+
+    >>> _silent_engine("Ray Serve does not tell how many replicas run: h:8265 asks for a token"), _silent_engine("")
+    ('ray', '')
+    """
+    return next((engine for engine, label in LABELS.items() if warning.startswith(label)), "")
+
+
+async def _answer(subject: Subject, address: str, path: str, access: RemoteAccess = NO_ACCESS) -> ControlAnswer | str:
+    """The answer, or why there is none. It comes before the time of the check is over: then that says so by itself."""
     try:
-        return await ask.get(address, path, access=access)
+        return await ask.get(address, path, access=access, within_s=min(ask.ANSWER_S, subject.limit_s * 0.8))
     except (BackendDown, BackendTimeout) as error:
         return error.message
 
 
-def _access(subject: Subject) -> RemoteAccess:
-    """Without a token where this user may not read it: the dashboard then says that it asks for one."""
+def _access(subject: Subject, target: ClusterTarget) -> RemoteAccess:
+    """Without a token where this user may not read it: who is asked then says that it wants one."""
+    inference = subject.settings.inference
     try:
-        return cluster_access_of(subject.settings.inference, os.environ)
+        if target.is_elsewhere:
+            return cluster_access_of(inference, os.environ)
+        return access_of(inference, os.environ).shown_to(target.teller)
     except HiveError:
         return NO_ACCESS
 
@@ -89,8 +107,8 @@ async def look_at_answers(subject: Subject) -> CheckVerdict:
     if target is None:
         return skipped(NONE_KNOWN)
     path = {RAY: ray_serve.APPLICATIONS, ROUTER: vllm_router.WORKERS}.get(target.engine, vllm_ranks.METRICS)
-    access = _access(subject) if target.dashboard else NO_ACCESS
-    return judge_answers(target.engine, target.teller, await _answer(target.teller, path, access))
+    access = _access(subject, target)
+    return judge_answers(target.engine, target.teller, await _answer(subject, target.teller, path, access))
 
 
 def judge_answers(engine: str, at: str, told: ControlAnswer | str) -> CheckVerdict:
@@ -116,7 +134,7 @@ async def look_at_token(subject: Subject) -> CheckVerdict:
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} takes no orders")
-    return judge_token(target.dashboard, await _answer(target.dashboard, ray_serve.APPLICATIONS))
+    return judge_token(target.dashboard, await _answer(subject, target.dashboard, ray_serve.APPLICATIONS))
 
 
 def judge_token(at: str, told: ControlAnswer | str) -> CheckVerdict:
@@ -163,8 +181,13 @@ async def look_at_ways(subject: Subject) -> CheckVerdict:
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} takes no orders")
-    told = await _answer(target.dashboard, ray_serve.APPLICATIONS)
-    return judge_ways(_place(target.dashboard), told, _networks(subject))
+    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS)
+    if isinstance(told, str) or told.status != 200:
+        return judge_ways(DashboardPlace(target.dashboard, ""), told, None)
+    place, networks = await asyncio.gather(
+        asyncio.to_thread(_place, target.dashboard), asyncio.to_thread(_networks, subject)
+    )
+    return judge_ways(place, told, networks)
 
 
 def _place(dashboard: str) -> DashboardPlace:
@@ -205,10 +228,12 @@ def judge_ways(place: DashboardPlace, told: ControlAnswer | str, agents: Sequenc
     >>> judge_ways(place, open_, [AgentNetwork("bob", "docker")]).status.value
     'fail'
     """
-    if isinstance(told, str) or not place.ip:
-        return skipped(f"it does not answer{f': {told}' if isinstance(told, str) else ''}")
+    if isinstance(told, str):
+        return skipped(f"it does not answer: {told}")
     if told.status in (401, 403):
         return passed(f"{place.at} asks whoever reaches it for a token")
+    if not place.ip:
+        return skipped(f"{place.at} takes no connection, or is no dashboard (status {told.status})")
     reaching = [agent.name for agent in agents or () if can_reach(agent, place)]
     if reaching:
         return wrong("ray_reached_by_agents", at=place.at, agent=reaching[0], more=len(reaching) - 1)
@@ -282,7 +307,7 @@ async def _applications(subject: Subject) -> dict[str, ServeApplication] | Check
     target = target_of(subject)
     if target is None or not target.dashboard:
         return skipped(NONE_KNOWN if target is None else f"{LABELS[target.engine]} has nothing of this kind")
-    told = await _answer(target.dashboard, ray_serve.APPLICATIONS, _access(subject))
+    told = await _answer(subject, target.dashboard, ray_serve.APPLICATIONS, _access(subject, target))
     if isinstance(told, str):
         return skipped(f"it does not answer: {told}")
     if told.status != 200:
