@@ -483,8 +483,8 @@ TABLE: dict[str, Row] = {
     ),
     # What agents run in.
     "template_stale": _warning(
-        "packages of template {template} have changed since it started{more:? (and of * more)}: its agents have those "
-        "of before",
+        "packages or the script of template {template} have changed since it started{more:? (and of * more)}: its "
+        "agents have those of before",
         "{hive:template restart {template:quote}}  # for new agents; each other one when it is started again",
     ),
     "userns_forbidden": _warning(

@@ -209,7 +209,7 @@ def may_import(importer: str, imported: str, *, inside: bool) -> bool:
     room = importer.partition(".")[0]
     if room in WITHOUT_ROOM:
         return is_under(imported, "cli")
-    if imported in {"__version__", ""} or is_under(imported, room):
+    if imported in {"__version__", "ready", ""} or is_under(imported, room):
         return True
     if importer in STARTERS and inside and any(is_under(imported, root) for root in COMPOSITION_ROOTS):
         return True

@@ -23,7 +23,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class AgentProgram(NamedTuple):
     """An agent of one kind. `file`: its script in programs/. `packages`: what pip (or npm) installs for it. `imports`:
     what a template of it imports, `warm`: the recipe that warms it; empty where there can be no template. `said`: in
-    words.
+    words. `stops`: whether it takes turns before `hive.ready()`.
     """
 
     kind: str
@@ -32,13 +32,20 @@ class AgentProgram(NamedTuple):
     imports: tuple[str, ...]
     warm: str
     said: str
+    stops: bool = False
 
 
 PROGRAMS: dict[str, AgentProgram] = {
     program.kind: program
     for program in (
         AgentProgram(
-            "openai", "openai_agent.py", ("openai",), ("openai", "http.server"), "openai", "Python with openai"
+            "openai",
+            "openai_agent.py",
+            ("openai",),
+            ("openai", "http.server"),
+            "openai",
+            "Python with openai",
+            stops=True,
         ),
         AgentProgram(
             "langgraph",
@@ -47,6 +54,7 @@ PROGRAMS: dict[str, AgentProgram] = {
             ("langgraph.prebuilt", "langchain_openai", "http.server"),
             "langgraph",
             "Python with LangGraph and langchain-openai",
+            stops=True,
         ),
         AgentProgram("node", "node_agent.mjs", ("openai",), (), "", "Node with openai"),
         AgentProgram(

@@ -226,6 +226,8 @@ class _Run:
             return ""
         if not self._chosen.program.warm:
             return f"there are no templates for {self._chosen.program.said}"
+        if way == "ready" and not self._chosen.program.stops:
+            return f"there is no ready state of {self._chosen.program.said}"
         return why_no_templates() if way == "templates" else why_no_ready_state()
 
     @contextlib.asynccontextmanager
@@ -259,7 +261,7 @@ class _Run:
     def village(self, way: str, ground: VillageGround) -> Village:
         if way in ("none", "kernel"):
             return PlainVillage(ground, self._chosen)
-        return HiveVillage(ground, self._chosen, template=way == "templates")
+        return HiveVillage(ground, self._chosen, template={"templates": "packages", "ready": "ready"}.get(way, ""))
 
     @property
     def order(self) -> DensityOrder:

@@ -49,13 +49,8 @@ auto_sleep_idle_seconds = 1
 """
 """Sleep comes soon, so that a run of minutes stands for a day; nobody is refused for asking often."""
 TEMPLATE = "bench"
-TEMPLATE_CONF = """
-[template {name}]
-python = {python}
-imports = {imports}
-warm = {warm}
-env = {env}
-"""
+WARM_TURNS = 3
+"""An agent's turns before `hive.ready()`."""
 
 
 class Village(Protocol):
@@ -209,9 +204,10 @@ class PlainVillage:
 
 
 class HiveVillage:
-    """Agents of a Hive, which is in the box with them. `template`: whether they are forked from one."""
+    """Agents of a Hive, which is in the box with them. `template`: where the one stops that they are forked from, after
+    its imports (`packages`) or in the agents' own script (`ready`); empty where there is none."""
 
-    def __init__(self, ground: VillageGround, chosen: Chosen, *, template: bool = False) -> None:
+    def __init__(self, ground: VillageGround, chosen: Chosen, *, template: str = "") -> None:
         self.targets: list[CalledAgent] = []
         self.serving: list[int] = []
         self._ground = ground
@@ -248,13 +244,16 @@ class HiveVillage:
 
     def _conf(self) -> str:
         text = CONF.format(reserve_mb=self._ground.box.size_bytes // 20 >> 20)
-        if self._template:
-            program = self._chosen.program
-            python = self._chosen.interpreter
-            imports, warm = ", ".join(program.imports), program.warm
-            env = " ".join(f"{name}={value}" for name, value in plain_env().items())  # read once, so as its agents'
-            text += TEMPLATE_CONF.format(name=TEMPLATE, python=python, imports=imports, warm=warm, env=env)
-        return text
+        return text + (self._template_conf() if self._template else "")
+
+    def _template_conf(self) -> str:
+        program, env = self._chosen.program, plain_env()  # read once, so as its agents'
+        keys = {"python": self._chosen.interpreter, "imports": ", ".join(program.imports), "warm": program.warm}
+        if self._template == "ready":
+            keys = {"python": keys["python"], "script": self._chosen.command(self._ground.directory / "programs")[1]}
+            env["BENCH_WARM_TURNS"] = str(WARM_TURNS)
+        keys["env"] = " ".join(f"{name}={value}" for name, value in env.items())
+        return "".join([f"\n[template {TEMPLATE}]\n", *(f"{key} = {value}\n" for key, value in keys.items())])
 
     async def _until_up(self, up: subprocess.Popen[bytes]) -> None:
         until = time.monotonic() + UP_S
@@ -365,4 +364,7 @@ def why_no_templates() -> str:
 
 def why_no_ready_state() -> str:
     """The reason that this Hive has no ready state, empty where it has one."""
-    return why_no_templates() or "this Hive has no ready state"
+    from hive.settings.templates import TemplateRow
+
+    names = {field.name for field in msgspec.structs.fields(TemplateRow)}
+    return why_no_templates() or ("" if "script" in names else "this Hive has no ready state")

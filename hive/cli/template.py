@@ -14,8 +14,8 @@ from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span
 from hive.client.client import Client
 from hive.errors import UsageError
 
-HEADERS = ("TEMPLATE", "STATE", "AGENTS", "HELD", "SHARED", "SAVED", "PACKAGES", "OWNER", "WHY")
-DROPPED = ("OWNER", "PACKAGES", "SHARED", "HELD", "WHY")
+HEADERS = ("TEMPLATE", "STATE", "STAGE", "AGENTS", "HELD", "SHARED", "SAVED", "PACKAGES", "OWNER", "WHY")
+DROPPED = ("OWNER", "PACKAGES", "STAGE", "SHARED", "HELD", "WHY")
 """Columns in the order in which they give way on a narrow terminal."""
 COLOURS = {"ready": "32", "failed": "1;31", "ended": "1;31", "none": "2"}
 """Of a state; any other one is on its way from one to another: yellow."""
@@ -44,7 +44,8 @@ def list_templates(call: CommandCall) -> None:
 
     HELD is the memory of the template itself, SHARED the part of it that its agents have too, SAVED what they would
     hold besides were they ordinary programs, less what the template holds. PACKAGES is the age of the youngest change
-    among its packages; `stale` says that one changed since it started.
+    among its packages; `stale` says that one, or its script, changed since it started. STAGE says where it stops: with
+    its packages imported, or ready, inside its agents' script at `hive.ready()`.
 
     Examples:
       hive template
@@ -93,6 +94,7 @@ def _listed(templates: list[Answer]) -> str:
         [
             template["name"],
             state_of_template(template),
+            template["stage"],
             agents_of(template),
             size(template["held_bytes"]) if template["held_bytes"] else UNKNOWN,
             size(template["shared_bytes"]) if template["shared_bytes"] else UNKNOWN,
@@ -154,6 +156,7 @@ def _shown(template: Answer) -> str:
         ("Python", template["python"] or "described no more"),
         ("Imports", ", ".join(template["imports"])),
         ("Warmed by", ", ".join(template["warm"])),
+        ("Stage", f"ready, in {template['script']}" if template["script"] else template["stage"]),
         ("Environment", ", ".join(template["env"])),
         ("Process", "" if template["pid"] is None else f"pid {template['pid']}"),
         ("Users", block),

@@ -32,7 +32,8 @@ def check(
     ] = None,
     config: File = None,
 ) -> int:
-    """Checks templates by starting each: its imports are done, it is warmed, and then it ends.
+    """Checks templates by starting each: its imports are done, it is warmed, and then it ends. One with a script runs
+    that until `hive.ready()`.
 
     It runs as this user, as nobody where this is root; in Hive it has a user, a network and a memory limit of its own
     besides. What cannot start is told with its reason: agents of it would be ordinary programs. Exit code 1 then.
@@ -69,6 +70,8 @@ def _tried(name: str, row: TemplateRow) -> Answer:
         "ok": "ready" in told,
         "why": told.get("failed", ""),
         "python": python,
+        "script": row.script,
+        "stage": "ready" if row.script else "packages",
         "version": ready.get("python", ""),
         "imports_s": ready.get("imports_s"),
         "notes": ready.get("notes", []),
@@ -109,14 +112,15 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
 def _answer(line: socket.socket, row: TemplateRow, imports: list[str], warm: list[str]) -> dict[str, Any]:
     """Empty where it ended without a word."""
     order = {"imports": imports, "warm": warm, "user_namespace": False, "own_network": False, "pin": row.pin}
-    order |= {"places": False, "filter": None}
+    order |= {"script": row.script, "filter": None}
     line.settimeout(LIMIT_S)
     try:
         line.send(json.dumps({"start": order}).encode())
         data = line.recv(PACKET_BYTES)
         return dict(json.loads(data)) if data else {}
     except TimeoutError:
-        return {"failed": f"its imports do not come to an end within {LIMIT_S:g} s"}
+        late = "its script does not call hive.ready()" if row.script else "its imports do not come to an end"
+        return {"failed": f"{late} within {LIMIT_S:g} s"}
     except (ConnectionError, ValueError):
         return {}
 
@@ -136,4 +140,6 @@ def _said(one: Answer) -> str:
         return one_line(f"{one['name']} does not start: {one['why']}; its agents would be ordinary programs")
     notes = "".join(f"; {note}" for note in one["notes"])
     version = f"Python {one['version']} ({one['python']})"
-    return one_line(f"{one['name']} starts: {version}, its imports took {span(one['imports_s'])}{notes}")
+    took = span(one["imports_s"])
+    how = f"ready in {one['script']} after {took}" if one["script"] else f"its imports took {took}"
+    return one_line(f"{one['name']} starts: {version}, {how}{notes}")

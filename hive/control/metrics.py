@@ -175,7 +175,12 @@ TABLE = (
     MetricRow("template_agents", MetricKind.GAUGE, ("template",), "Running agents that were forked from it."),
     MetricRow("template_held_bytes", MetricKind.GAUGE, ("template",), "RAM of the template itself."),
     MetricRow("template_shared_bytes", MetricKind.GAUGE, ("template",), "Of that, what its agents share."),
-    MetricRow("template_stale", MetricKind.GAUGE, ("template",), "Whether its packages changed since it started."),
+    MetricRow(
+        "template_stale",
+        MetricKind.GAUGE,
+        ("template",),
+        "Whether its packages or its script changed since it started.",
+    ),
     MetricRow("usage_waiting", MetricKind.GAUGE, (), "Usage events from the proxy that are not in SQLite yet."),
     MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "How long the oldest of them has waited, 0 without any."),
     MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),

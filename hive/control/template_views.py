@@ -22,6 +22,14 @@ def saved_of(stat: TemplateStat) -> int:
     return stat.shared_bytes * (len(stat.agents) - len(stat.older)) - stat.held_bytes
 
 
+def stage_of(row: TemplateRow) -> str:
+    """
+    >>> stage_of(TemplateRow(imports="openai")), stage_of(TemplateRow(script="/srv/agents/alice.py"))
+    ('packages', 'ready')
+    """
+    return "ready" if row.script else "packages"
+
+
 def template_view(
     name: str,
     row: TemplateRow | None,
@@ -40,6 +48,8 @@ def template_view(
         "python": python,
         "imports": listed(described.imports),
         "warm": listed(described.warm),
+        "script": described.script,
+        "stage": stage_of(described),
         "env": sorted(described_env(described.env)),
         "memory_mb": described.memory_mb or None,
         "pin": described.pin,

@@ -110,6 +110,7 @@ class TemplateDesk:
             python=interpreter_of(row.python),
             imports=listed(row.imports),
             warm=listed(row.warm),
+            script=row.script,
             env=described_env(row.env),
             memory_mb=row.memory_mb or None,
             pin=row.pin,
@@ -208,7 +209,7 @@ class TemplateDesk:
             log.warning("template_failed template=%s why=%r: its agents are ordinary programs", name, stat.why)
             self._audit_log.note("template.failed", detail={"name": name, "reason": stat.why})
         else:
-            log.warning("template_stale template=%s: hive template restart gives new agents its new packages", name)
+            log.warning("template_stale template=%s: hive template restart gives new agents what has changed", name)
             self._audit_log.note("template.stale", detail={"name": name, "agents": len(stat.agents)})
 
     @property

@@ -11,7 +11,8 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The template an agent is forked from: one Python process with its packages imported and warmed.
 
     `python`: absolute path of the interpreter, of a virtual environment or not. `imports`: names of modules; `warm`:
-    recipes (`openai`) or functions (`module:function`). `env`: set while it imports. `memory_mb`: limit of the template
+    recipes (`openai`) or functions (`module:function`). `script`: path of the agents' script in which it stops, at
+    `hive.ready()`; empty where it stops after these. `env`: set while it imports. `memory_mb`: limit of the template
     itself, None for none. `pin`: its memory stays in RAM. `first_uid`, `uids`: the block of uids that is its own and
     its agents', None where agents run as the helper's user.
     """
@@ -20,6 +21,7 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     imports: list[str] = []
     warm: list[str] = []
+    script: str = ""
     env: dict[str, str] = {}
     memory_mb: int | None = None
     pin: bool = False

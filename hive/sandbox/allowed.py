@@ -121,11 +121,13 @@ def _check_process(policy: Policy, spec: SandboxSpec, own_networks: bool, resolv
 
 
 def _check_template(policy: Policy, template: TemplateSpec, resolve: Resolve) -> None:
-    """The template runs its own interpreter, whatever its agent runs, and maps the users of its block: all of them must
-    be agents'."""
+    """The template runs its own interpreter, whatever its agent runs, and a script where it has one, and maps the users
+    of its block: all of them must be agents'."""
     if not template.python.startswith("/"):
         raise NotPermitted(f"template {template.name}: {template.python!r} is not permitted: it has no full path")
     _check_path(policy, "programs", f"template {template.name}: program", template.python, resolve)
+    if template.script:
+        _check_path(policy, "programs", f"template {template.name}: script", template.script, resolve)
     if policy.uids is None:
         return
     if template.first_uid is None:
@@ -302,6 +304,8 @@ class Allowed:
             without_policy.check(spec, without_policy.HostFiles())
             return spec
         check(self._policy, spec, own_networks=self._own_networks)
-        if spec.template is not None and (wrong := why_replaceable(spec.template.python)):
-            raise NotPermitted(f"template {spec.template.name}: {wrong}", hint="it has to be root's, as its directory")
+        of = spec.template
+        for path in (of.python, of.script) if of is not None else ():
+            if of is not None and path and (wrong := why_replaceable(path)):
+                raise NotPermitted(f"template {of.name}: {wrong}", hint="it has to be root's, as its directory")
         return limited(self._policy, spec)

@@ -84,13 +84,14 @@ REAPED_MAX = 1000
 DISK_S = 120.0
 """For what the disk decides: deleting a large home, paging out."""
 TEMPLATE_S = 150.0
-"""For a template: its imports, and its old process to end."""
+"""For a template: its imports, its script until `hive.ready()`, its old process to end. For a start, which may be the
+first of a template, or unpack a container's image, or boot a kernel."""
 UNIT_S = 100.0
 """For a service: the one it conflicts with may have to be stopped first."""
 LOOK_S = 15.0
 """For a question to systemd or to its journal."""
 ENGINE_S = 60.0
-"""For a start: a container's image may have to be unpacked, a machine has to boot its kernel."""
+"""For what an engine does, or a machine that boots."""
 
 
 class Execution(NamedTuple):
@@ -205,7 +206,7 @@ class SandboxClient:
 
         Raises NotFound or NotPermitted for what cannot run, DependencyDown (its engine), WrongState if it runs.
         """
-        return await self._client.link.ask(Start(agent=agent), Started, timeout_s=ENGINE_S)
+        return await self._client.link.ask(Start(agent=agent), Started, timeout_s=TEMPLATE_S)
 
     async def stop(self, agent: str, *, grace_s: float) -> Ended:
         """Thaws it, SIGTERM, after `grace_s` seconds SIGKILL. Not running: how it ended last."""

@@ -41,12 +41,14 @@ END_S = 2.0
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a fork server: what it makes of itself.
 
-    `user_namespace`: it enters one of its own and waits for `mapped`; `own_network`: with an empty network besides.
+    `script`: empty, or the one that it runs until `hive.ready()`. `user_namespace`: it enters one of its own and waits
+    for `mapped`; `own_network`: with an empty network besides.
     `filter`: as in `ForkOrder`, for itself, before its first import.
     """
 
     imports: list[str]
     warm: list[str]
+    script: str = ""
     user_namespace: bool = False
     own_network: bool = False
     pin: bool = False
@@ -75,12 +77,16 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork server's word that it is ready. All of it is its own claim, shown and never relied upon."""
+    """A fork server's word that it is ready. All of it is its own claim, shown and never relied upon.
+
+    `sources`: its script, and the modules beside that which it has imported.
+    """
 
     threads: int = 1
     imports_s: float = 0.0
     python: str = ""
     packages: list[str] = []
+    sources: list[str] = []
     notes: list[str] = []
 
 
@@ -206,7 +212,8 @@ class Template:
             words = process.last_words()
             process.close()
             if isinstance(error, TimeoutError):
-                raise TimedOut(f"it was not ready within {IMPORTS_S:g} s{_said(words)}") from error
+                late = f": {spec.script} has not called hive.ready()" if spec.script else ""
+                raise TimedOut(f"it was not ready within {IMPORTS_S:g} s{late}{_said(words)}") from error
             if isinstance(error, EOFError | OSError):
                 raise DependencyDown(f"it ended before it was ready{_said(words)}") from error
             raise

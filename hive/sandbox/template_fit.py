@@ -28,6 +28,7 @@ def why_not_forked(spec: SandboxSpec, env: Mapping[str, str], template_env: Mapp
 
     `env`, `template_env`: complete, of the agent and of its template.
 
+    >>> import msgspec
     >>> from hive.link.specs import TemplateSpec
     >>> template = TemplateSpec(name="t", python="/v/python")
     >>> spec = SandboxSpec(name="a", command=["/a.py"], env={}, home="/h", log="/l", template=template)
@@ -35,11 +36,17 @@ def why_not_forked(spec: SandboxSpec, env: Mapping[str, str], template_env: Mapp
     ''
     >>> why_not_forked(spec, {"PYTHONHASHSEED": "0"}, {}, is_root=False)
     'PYTHONHASHSEED is read only when an interpreter starts'
+    >>> inside = TemplateSpec(name="t", python="/v/python", script="/b.py")
+    >>> why_not_forked(msgspec.structs.replace(spec, template=inside), {}, {}, is_root=False)
+    'its template stops inside /b.py, and this is /a.py'
     """
     template = spec.template
     assert template is not None
-    if script_of(spec.command, template.python) is None:
+    script = script_of(spec.command, template.python)
+    if script is None:
         return f"a template runs FILE.py, -m MODULE or -c CODE, not {' '.join(spec.command)[:60]}"
+    if template.script and script[0] != template.script:
+        return f"its template stops inside {template.script}, and this is {' '.join(script)[:60]}"
     if differing := _read_at_start(env, template_env):
         verb = "is" if len(differing) == 1 else "are"
         return f"{', '.join(differing)} {verb} read only when an interpreter starts"

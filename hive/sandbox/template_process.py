@@ -50,7 +50,12 @@ class ProcessTemplates:
     def order(self, spec: TemplateSpec) -> StartOrder:
         is_apart = spec.first_uid is not None
         return StartOrder(
-            imports=spec.imports, warm=spec.warm, user_namespace=is_apart, own_network=is_apart, pin=spec.pin
+            imports=spec.imports,
+            warm=spec.warm,
+            script=spec.script,
+            user_namespace=is_apart,
+            own_network=is_apart,
+            pin=spec.pin,
         )
 
     async def start(self, spec: TemplateSpec, control: socket.socket) -> TemplateChild:

@@ -56,6 +56,7 @@ class UnitTemplates:
         return StartOrder(
             imports=spec.imports,
             warm=spec.warm,
+            script=spec.script,
             user_namespace=True,
             pin=spec.pin,
             filter=syscall_filter.for_template(),

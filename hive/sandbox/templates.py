@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hive.errors import HiveError, NotFound
@@ -35,6 +36,8 @@ CLOSES_S = 1.0
 """For a child to close its own pidfd once it has handed it over: microseconds, more on a busy machine."""
 OWN_IN_A_PLACE = frozenset({"net", "mnt", "ipc", "uts"})
 """Namespaces that a child has of its own where it has a place in a unit."""
+SOURCES_MAX = 500
+"""Files of a script's own that are looked at."""
 PACKAGES_MAX = 5000
 """Entries looked at in one directory of packages: a template names them, and may name anything."""
 
@@ -48,6 +51,7 @@ class _Entry:
         self.template: Template | None = None
         self.why = ""
         self.packages_at = 0.0
+        self.sources: dict[str, tuple[int, ...]] = {}
 
 
 class TemplateTable:
@@ -82,8 +86,10 @@ class TemplateTable:
     async def _start(self, entry: _Entry) -> Template | str:
         name = entry.spec.name
         try:
+            script = await asyncio.to_thread(written, [entry.spec.script])  # before it is read
             template = await Template.start(entry.spec, self._places)
             entry.packages_at = await asyncio.to_thread(youngest, template.ready.packages)
+            entry.sources = {**await asyncio.to_thread(written, template.ready.sources), **script}
         except (HiveError, OSError) as error:
             entry.why = f"template {name} does not start: {error}"
             log.warning("template_failed template=%s why=%r", name, str(error))
@@ -244,7 +250,7 @@ def _stat(entry: _Entry, forked: Mapping[str, str]) -> TemplateStat:
         held_bytes=held_bytes,
         shared_bytes=shared_bytes,
         packages_at=entry.packages_at,
-        is_stale=youngest(template.ready.packages) > entry.packages_at,
+        is_stale=youngest(template.ready.packages) > entry.packages_at or written(entry.sources) != entry.sources,
     )
 
 
@@ -263,6 +269,16 @@ def held(process: TemplateProcess) -> tuple[int, int]:
 def youngest(directories: list[str]) -> float:
     """Unix seconds of the youngest change among packages: a package manager that installs one touches these."""
     return max((at for directory in directories for at in _changes(directory)), default=0.0)
+
+
+def written(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The state on the disk of each file that is there: another one is another content, as far as that can be seen."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in itertools.islice(files, SOURCES_MAX):
+        with contextlib.suppress(OSError, ValueError):
+            seen = os.stat(file)
+            found[file] = (seen.st_mtime_ns, seen.st_size, seen.st_ino)
+    return found
 
 
 def _changes(directory: str) -> Iterator[float]:

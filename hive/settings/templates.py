@@ -47,6 +47,15 @@ class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
             expected="names of recipes or MODULE:FUNCTION, separated by commas",
         ),
     ] = ""
+    script: Annotated[
+        str,
+        _s(
+            "The script of its agents that it runs until `hive.ready()`, where they go on: the ready state. Empty: it "
+            "stops after its imports.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
     env: Annotated[
         str,
         _s(
@@ -113,14 +122,16 @@ def why_not_template(values: Mapping[str, Any]) -> tuple[str, str]:
     >>> why_not_template({"imports": "openai"})
     ('python', 'missing: its interpreter, or the directory of its virtual environment')
     >>> why_not_template({"python": "/venv"})
-    ('imports', 'missing: without modules there is nothing to share')
+    ('imports', 'missing: without modules, or a script, there is nothing to share')
+    >>> why_not_template({"python": "/venv", "script": "/srv/agents/alice.py"})
+    ('', '')
     >>> why_not_template({"python": "/venv", "imports": "openai", "env": "OPENAI_API_KEY=x"})
     ('env', 'OPENAI_API_KEY is set by Hive, for each agent its own: leave it out')
     """
     if not values.get("python"):
         return "python", "missing: its interpreter, or the directory of its virtual environment"
-    if not values.get("imports"):
-        return "imports", "missing: without modules there is nothing to share"
+    if not values.get("imports") and not values.get("script"):
+        return "imports", "missing: without modules, or a script, there is nothing to share"
     if not 0 <= values.get("memory_mb", 0) < 1 << 24 or 0 < values.get("memory_mb", 0) < 16:
         return "memory_mb", f"{values['memory_mb']} is not from 16 to {1 << 24}; 0: no limit of its own"
     try:

@@ -17,6 +17,11 @@ class TemplateView(TypedDict):
     python: Annotated[str, Meta(description="Its interpreter; empty where it is described no more.")]
     imports: list[str]
     warm: list[str]
+    script: Annotated[str, Meta(description="Its agents' script, which it runs until `hive.ready()`; empty: none.")]
+    stage: Annotated[
+        str,
+        Meta(description="Where it stops: packages (its imports are done), ready (at `hive.ready()` in its script)."),
+    ]
     env: Annotated[list[str], Meta(description="Names of the variables it imports with.")]
     memory_mb: Annotated[int | None, Meta(description="MiB of the template itself at most; null: no limit.")]
     pin: Annotated[bool, Meta(description="Whether its memory stays in RAM.")]
@@ -42,7 +47,7 @@ class TemplateView(TypedDict):
         Meta(description="What its agents would hold besides, were they ordinary programs, less what it holds itself."),
     ]
     packages_at: Annotated[UnixSeconds | None, Meta(description="The youngest change among its packages.")]
-    is_stale: Annotated[bool, Meta(description="Whether a package has changed since it started.")]
+    is_stale: Annotated[bool, Meta(description="Whether a package or its script has changed since it started.")]
 
 
 class TemplateList(TypedDict):

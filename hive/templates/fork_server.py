@@ -1,5 +1,8 @@
 """The fork server of a template: `python fork_server.py [FD]` imports, warms, and makes children that become agents.
 
+In the ready state it then runs a script, as that of an agent, which calls `hive.ready()`: children are made inside of
+that call, and it returns in them.
+
 It speaks with the helper over one SEQPACKET socket (descriptor 3), a JSON object in each packet; when that closes it
 ends, and its children go on. A child waits until the process between has ended, sets itself up, hands its pidfd over on
 a socket of its own, and waits again: for `go` it goes on as the script, for anything else it ends with 125.
@@ -32,6 +35,13 @@ DESCRIPTORS_MAX = 8
 NOT_RELEASED = 125
 PARENT_S = 5.0
 """For the process between template and child to end."""
+READY = "_hive_template_ready"
+"""The name in sys.modules under which `hive.ready()` finds the template."""
+HIVE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__init__.py")
+IMPORTS, SCRIPT = "its imports", "its script"
+"""Names of those who may have done what a template cannot have."""
+SOURCES_BYTES = 16 * 1024
+"""Of the names of files that a script has imported."""
 
 
 def _load(name: str) -> types.ModuleType:
@@ -75,52 +85,89 @@ class Packets:
 
 
 class ForkServer:
-    """The template, before and after it is ready."""
+    """The template, before and after it is ready.
+
+    `script`: the one that it stops in, empty where it stops after its imports. `pid`: its own; another process that
+    has this object is no template.
+    """
 
     def __init__(self, control: Packets) -> None:
         self.control = control
         self.randoms = reset.UnseededRandoms()
         self.env = dict(os.environ)
+        self.pid = os.getpid()
+        self.script = ""
+        self._finder = HiveFinder()
+        self._began = 0.0
+        self._pin = False
+        self._collects = True
 
     # --- getting ready -----------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Does what the first message asks, and says that it is ready, or what failed. Ends the process where not."""
+        """Does what the first message asks but for its script. Says what failed and ends the process where it fails."""
         try:
             order = self._hear("start")
-            notes: list[str] = []
             if order["user_namespace"]:
                 self._enter_user_namespace(order["own_network"])
             if order["filter"] is not None:
                 unit_setup.load_filter(base64.b64decode(order["filter"]))
-            began = time.monotonic()
+            self.script, self._pin = order.get("script", ""), order["pin"]
+            self._began = time.monotonic()
+            self.randoms.watch()
             self._import(order["imports"], order["warm"])
+            if self.script:
+                gc.collect()
+                self._check(IMPORTS)
+                self._offer_ready()
+        except UnfitTemplate as error:
+            self._fail(error)
+
+    def hold(self, who: str) -> None:
+        """Stops where it is: says that it is ready, or what keeps it from being a template, and ends then."""
+        try:
+            self.randoms.watch_no_more()
+            reset.signals()
+            reset.timers()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for Hive, which closes the socket
             sys.stdout.flush()
             sys.stderr.flush()
+            self._collects = not self.script or gc.isenabled()
             gc.disable()
             gc.collect()
             gc.collect()
             gc.freeze()
-            self._check()
-            if order["pin"]:
-                try:
-                    kernel.lock_memory()
-                except OSError as error:
-                    notes.append(f"its memory is not pinned: {error.strerror}")
-            self.control.say(
-                {
-                    "ready": {
-                        "threads": len(os.listdir("/proc/self/task")),
-                        "imports_s": time.monotonic() - began,
-                        "python": platform.python_version(),
-                        "packages": _package_directories(),
-                        "notes": notes,
-                    }
-                }
-            )
-        except UnfitTemplate as error:
-            self.control.say({"failed": str(error)[:2000]})
-            sys.exit(1)
+            self._check(who)
+            self.control.say({"ready": self._described(self._pinned())})
+        except BaseException as error:
+            self._fail(error)
+
+    def _pinned(self) -> list[str]:
+        """Its notes."""
+        try:
+            if self._pin:
+                kernel.lock_memory()
+        except OSError as error:
+            return [f"its memory is not pinned: {error.strerror}"]
+        return []
+
+    def _described(self, notes: list[str]) -> dict[str, Any]:
+        return {
+            "threads": len(os.listdir("/proc/self/task")),
+            "imports_s": time.monotonic() - self._began,
+            "python": platform.python_version(),
+            "packages": _package_directories(),
+            "sources": _sources_of(self.script) if self.script else [],
+            "notes": notes,
+        }
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """At once, whatever the script would do at its end."""
+        with contextlib.suppress(BaseException):
+            self.control.say({"failed": (str(error) if isinstance(error, UnfitTemplate) else _in_words(error))[:2000]})
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)
 
     def _hear(self, word: str) -> dict[str, Any]:
         heard = self.control.hear()
@@ -140,7 +187,6 @@ class ForkServer:
         self._hear("mapped")
 
     def _import(self, imports: list[str], recipes: list[str]) -> None:
-        self.randoms.watch()
         for name in imports:
             try:
                 importlib.import_module(name)
@@ -151,19 +197,65 @@ class ForkServer:
                 warm.find(name)()
             except BaseException as error:
                 raise UnfitTemplate(f"warm {name} failed: {_in_words(error)}") from error
-        self.randoms.watch_no_more()
 
-    def _check(self) -> None:
-        """A thread is not copied by a fork, and an open descriptor would be every child's."""
+    def _check(self, who: str) -> None:
+        """A thread or a process is not copied by a fork, and an open descriptor would be every child's."""
         names = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         if names:
-            raise UnfitTemplate(f"its imports started threads, which a fork does not copy: {', '.join(names)}")
+            raise UnfitTemplate(f"{who} started threads, which a fork does not copy: {', '.join(names)}")
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1 + _threads_of_openblas():
-            raise UnfitTemplate(f"its imports started {threads - 1} threads, which a fork does not copy")
+            raise UnfitTemplate(f"{who} started {threads - 1} threads, which a fork does not copy")
         left = [f"{fd} ({name})" for fd, name in _open_descriptors() if fd > 2 and fd != self.control.fileno()]
         if left:
-            raise UnfitTemplate(f"its imports left descriptors open, which every child would have: {', '.join(left)}")
+            raise UnfitTemplate(f"{who} left descriptors open, which every child would have: {', '.join(left)}")
+        if _has_children():
+            raise UnfitTemplate(f"{who} started a process that has not ended, which a fork does not copy")
+
+    # --- in a script -------------------------------------------------------------------------------------------------
+
+    def _offer_ready(self) -> None:
+        """Puts there what the script's `hive.ready()` finds, and `hive` itself where the packages have none."""
+        try:
+            with open(self.script, "rb"):
+                pass
+        except OSError as error:
+            raise UnfitTemplate(f"its script cannot be read: {_in_words(error)}") from error
+        offered = types.ModuleType(READY)
+        offered.ready = self.ready  # type: ignore[attr-defined]
+        sys.modules[READY] = offered
+        sys.meta_path.append(self._finder)
+
+    def run_script(self) -> None:
+        """The script's whole life: in the template until `hive.ready()`, from there in each child as an agent."""
+        script.run([self.script], self._too_early)
+
+    def ready(self) -> None:
+        """`hive.ready()` in its script. Returns in a released child, which is an agent then, and ends the process where
+        it can be no template."""
+        if os.getpid() != self.pid:
+            return
+        loops = sys.modules.get("asyncio.events")
+        if threading.current_thread() is not threading.main_thread():
+            self._fail(UnfitTemplate("its script called hive.ready() in a thread: only the main thread may"))
+        if loops is not None and loops._get_running_loop() is not None:
+            self._fail(UnfitTemplate("its script called hive.ready() in an event loop: call it before asyncio.run()"))
+        self.hold(SCRIPT)
+        sys.argv[:] = self.serve()["argv"]
+
+    def _too_early(self, error: BaseException | None) -> None:
+        """Called at the script's end, which is an agent's own in a child."""
+        if os.getpid() != self.pid:
+            return
+        how = "ended" if error is None or isinstance(error, SystemExit) else "failed"
+        self._fail(UnfitTemplate(f"its script {how} before hive.ready()" + (f": {_in_words(error)}" if error else "")))
+
+    def _offer_no_more(self) -> None:
+        """In a child, which is no template; nor is a process of its own that gets the number of one that ended."""
+        self.pid = -1
+        sys.modules.pop(READY, None)
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
 
     # --- children ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +292,10 @@ class ForkServer:
         except BaseException as error:
             _fail(line, error)
         try:
-            reset.reset(order["env"], self.randoms, self.env)
+            if self.script:
+                self._offer_no_more()
+            first = os.path.dirname(os.path.realpath(self.script)) if self.script else ""
+            reset.reset(order["env"], self.randoms, self.env, first=first, collects=self._collects)
         except BaseException as error:
             os.write(2, f"hive: its template cannot make it what it should be: {_in_words(error)}\n".encode())
             os._exit(NOT_RELEASED)
@@ -244,6 +339,15 @@ class ForkServer:
         os.close(pidfd)
 
 
+class HiveFinder:
+    """Finds `hive` where no other finder does: the one file of it that a script needs, which is no package here."""
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        if name != "hive":
+            return None
+        return importlib.util.spec_from_file_location("hive", HIVE, submodule_search_locations=None)
+
+
 def _fail(line: Packets, error: BaseException) -> NoReturn:
     with contextlib.suppress(BaseException):
         line.say({"failed": _in_words(error)[:2000]})
@@ -273,23 +377,52 @@ def _open_descriptors() -> list[tuple[int, str]]:
     return found
 
 
+def _has_children() -> bool:
+    """Whether a process that this one started is there; those that ended are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _sources_of(path: str) -> list[str]:
+    """The script, and the modules beside it or below that it has imported, packages apart."""
+    place = os.path.dirname(os.path.realpath(path)) + os.sep
+    found = [path]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file not in found and file.startswith(place) and "-packages" not in file:
+            found.append(file)
+    while sum(map(len, found)) > SOURCES_BYTES:
+        found.pop()
+    return found
+
+
 def _package_directories() -> list[str]:
     known = [*site.getsitepackages(), *(path for path in sys.path if path.endswith(("-packages",)))]
     return [path for path in dict.fromkeys(known) if os.path.isdir(path)][:16]
 
 
-def main() -> dict[str, Any]:
-    """The whole life of a template. Returns in a released child, with its order."""
+def begin() -> ForkServer:
+    """The template, with its imports done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for Hive, which closes the socket
     sys.path.pop(0)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     os.set_inheritable(fd, False)
     server = ForkServer(Packets(fd))
     server.prepare()
-    return server.serve()
+    return server
 
 
 if __name__ == "__main__":
-    _order = main()
-    _main = script.make_main()
-    script.run(_order["argv"])
+    _server = begin()
+    if _server.script:
+        _main = script.make_main()
+        _server.run_script()
+    else:
+        _server.hold(IMPORTS)
+        _order = _server.serve()
+        _main = script.make_main()
+        script.run(_order["argv"])

@@ -52,16 +52,27 @@ class UnseededRandoms:
             each.seed()
 
 
-def reset(env: dict[str, str], randoms: UnseededRandoms, template_env: dict[str, str]) -> None:
-    """All of it, in the child, which has its working directory, user and descriptors already."""
+def reset(
+    env: dict[str, str],
+    randoms: UnseededRandoms,
+    template_env: dict[str, str],
+    *,
+    first: str = "",
+    collects: bool = True,
+) -> None:
+    """All of it, in the child, which has its working directory, user and descriptors already.
+
+    In the ready state `first` is the entry of sys.path that is the script's, and `collects` as the script had it.
+    """
     signals()
     streams(env)
     environment(env)
-    paths(env, template_env)
+    paths(env, template_env, first)
     switches(env)
     numbers(randoms)
     modules()
-    gc.enable()
+    if collects:
+        gc.enable()
 
 
 def signals() -> None:
@@ -76,6 +87,12 @@ def signals() -> None:
         if signal.getsignal(number) != wanted:
             signal.signal(number, wanted)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def timers() -> None:
+    """None of them goes off any more: a fork does not copy them, and in a template none may ring."""
+    for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(kind, 0)
 
 
 def streams(env: dict[str, str]) -> None:
@@ -139,11 +156,16 @@ def environment(env: dict[str, str]) -> None:
     time.tzset()
 
 
-def paths(env: dict[str, str], template_env: dict[str, str]) -> None:
-    """sys.path as it would be but for its first entry, which is the script's: PYTHONPATH, user site-packages."""
+def paths(env: dict[str, str], template_env: dict[str, str], first: str = "") -> None:
+    """sys.path as it would be but for its first entry, which is the script's: PYTHONPATH, user site-packages.
+
+    `first`: that entry where it is there already; what the script put before it stays there.
+    """
     before, wanted = _python_path(template_env), _python_path(env)
     if before != wanted:
-        sys.path[:] = wanted + [entry for entry in sys.path if entry not in before and entry not in wanted]
+        at = sys.path.index(first) + 1 if first in sys.path else 0
+        added = [entry for entry in wanted if entry not in sys.path[:at]]
+        sys.path[at:] = added + [entry for entry in sys.path[at:] if entry not in before and entry not in wanted]
     if site.ENABLE_USER_SITE:
         site.USER_BASE = site.USER_SITE = None
         own = site.getusersitepackages()

@@ -9,21 +9,29 @@ import os
 import runpy
 import sys
 import types
+from collections.abc import Callable
 
 
-def run(argv: list[str]) -> None:
-    """Runs it; whatever leaves it is told as Python tells it, and leaves here as SystemExit or KeyboardInterrupt."""
+def run(argv: list[str], at_end: Callable[[BaseException | None], None] = lambda _: None) -> None:
+    """Runs it; whatever leaves it is told as Python tells it, and leaves here as SystemExit or KeyboardInterrupt.
+
+    `at_end` is called with that once it was told, with None where the script came to its last line.
+    """
     try:
         _run(argv)
-    except SystemExit:
+    except SystemExit as error:
+        at_end(error)
         raise
     except BaseException as error:
         error.__traceback__ = _without_ours(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
+        at_end(error)
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = lambda *_: None  # told already; Python ends by the signal, as it should
             raise
         sys.exit(1)
+    else:
+        at_end(None)
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -74,8 +74,13 @@ _TOOL = {
 
 
 def openai() -> None:
-    """Chat completions of the `openai` package: an answer, a stream, each with a tool and its result."""
+    """Chat completions of the `openai` package: an answer, a stream, each with a tool and its result.
+
+    Before that a client of either kind that calls nobody: it imports what a stand-in has no need of.
+    """
     package: Any = importlib.import_module("openai")
+    package.OpenAI(api_key=KEY, base_url=URL).close()
+    package.AsyncOpenAI(api_key=KEY, base_url=URL)
     asked = {"role": "user", "content": "1 + 2?"}
     http = _http(_http_of("openai"), _openai_answer)
     with package.OpenAI(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
@@ -114,6 +119,8 @@ def anthropic() -> None:
         ]
         return _events(http, [(event["type"], event) for event in events])
 
+    package.Anthropic(api_key=KEY, base_url=URL).close()
+    package.AsyncAnthropic(api_key=KEY, base_url=URL)
     asked = [{"role": "user", "content": "1 + 2?"}]
     http = _http(_http_of("anthropic"), answer)
     with package.Anthropic(api_key=KEY, base_url=URL, max_retries=0, http_client=http) as client:
@@ -132,6 +139,7 @@ def langgraph() -> None:
         """Adds two numbers."""
         return a + b
 
+    chat.ChatOpenAI(model="m", api_key=KEY, base_url=URL)  # calls nobody, but imports what it calls with
     with _http(_http_of("openai"), _openai_answer) as http:
         model = chat.ChatOpenAI(model="m", api_key=KEY, base_url=URL, max_retries=0, http_client=http)
         agent = prebuilt.create_react_agent(model, [tools.tool(add)])

@@ -15,7 +15,9 @@ import pytest
 from hive.bench import stub
 from hive.bench.agent_programs import HERE, NODE_MODULES, PROGRAMS
 from hive.bench.agent_programs import choose as choose_program
+from hive.cli import template_check
 from hive.errors import NotSupported
+from hive.settings.templates import TemplateRow
 from tests.journeys.stack import until
 from tests.ports import free_port
 
@@ -103,3 +105,15 @@ def test_a_python_without_the_package_is_refused_with_the_line_that_installs_it(
 def test_a_python_that_is_not_there_is_refused_in_words() -> None:
     with pytest.raises(NotSupported, match="cannot be started as another user than root"):
         choose_program("own", Path("/nowhere/python3"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, program in PROGRAMS.items() if program.stops])
+def test_a_program_that_stops_is_ready_after_turns_against_its_own_stand_in(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a template as a run describes it, without any of an agent's variables: there is no model, and no port."""
+    python, script = command_of(kind)
+    monkeypatch.setattr("hive.cli.template_check.NOBODY", None)  # packages of this test are this user's alone
+    row = TemplateRow(python=python, script=script, env="LANGSMITH_TRACING=false BENCH_WARM_TURNS=2")
+    told = template_check._tried(kind, row)
+    assert (told["ok"], told["why"], told["stage"]) == (True, "", "ready")

@@ -103,6 +103,7 @@ TEMPLATE = {
     "name": "langgraph",
     "owner": "team-a",
     "state": "failed",
+    "stage": "packages",
     "why": "template langgraph does not start: its imports started threads",
     "agents": ["alice"],
     "older": ["alice"],

@@ -23,6 +23,8 @@ VIEW = {
     "python": "/srv/venvs/lg/bin/python",
     "imports": ["langgraph.prebuilt", "openai"],
     "warm": ["openai"],
+    "script": "",
+    "stage": "packages",
     "env": ["LANGSMITH_TRACING"],
     "memory_mb": 256,
     "pin": True,
@@ -64,6 +66,13 @@ def test_a_template_is_shown_with_what_it_shares_and_who_is_older() -> None:
         "Ordinary: dot",
     ):
         assert line in shown
+
+
+def test_a_template_that_stops_in_a_script_is_shown_with_it() -> None:
+    ready = {**VIEW, "script": "/srv/agents/ann.py", "stage": "ready"}
+    assert "Stage: ready, in /srv/agents/ann.py\n" in template._shown(ready)
+    assert "Stage: packages\n" in template._shown(VIEW)
+    assert " ready, stale  ready " in template._listed([ready]).splitlines()[1]
 
 
 def test_the_list_says_how_many_of_those_that_name_it_were_forked_from_it() -> None:
@@ -137,15 +146,22 @@ def test_a_template_is_checked_by_starting_it_without_a_daemon(
         f"[template {name}]\npython = {sys.executable}\nimports = {module}\nenv = PYTHONPATH={modules}\n"
         for name, module in sections.items()
     )
-    conf.write_text(f"{text}warm = warming:all\n[template none]\npython = /nowhere\nimports = json\n")
+    for name, body in (("stops", "import hive\nhive.ready()\n"), ("over", "print('over')\n")):
+        script = modules / f"{name}.py"
+        script.write_text(body)
+        text += f"[template {name}]\npython = {sys.executable}\nscript = {script}\n"
+    text = text.replace("imports = warming\n", "imports = warming\nwarm = warming:all\n")
+    conf.write_text(f"{text}[template none]\npython = /nowhere\nimports = json\n")
     said = no_daemon("template", "check", "--config", str(conf))
     assert said.code == 1
-    good, threads, ends, gone, cold, none = said.out.splitlines()
+    good, threads, ends, gone, cold, stops, over, none = said.out.splitlines()
     assert good.startswith(f"good starts: Python {sys.version_info.major}.")
     assert "threads does not start: its imports started threads" in threads
     assert ends == "ends does not start: it ended: no licence; its agents would be ordinary programs"
     assert "import nosuch failed" in gone
     assert "it is cold" in cold
+    assert f", ready in {modules}/stops.py after " in stops
+    assert "over does not start: its script ended before hive.ready()" in over
     assert "/nowhere" in none
     alone = no_daemon("template", "check", "good", "--json", "--config", str(conf))
     assert (alone.code, [one["ok"] for one in alone.json["templates"]]) == (0, [True])

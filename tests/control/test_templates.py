@@ -18,7 +18,14 @@ from hive.store import template_uids
 from tests.control.box import AWAKE, Box
 
 ROWS = {
-    "lg": TemplateRow(python="/venv/bin/python", imports="json, email", warm="openai", env="A=1", memory_mb=256),
+    "lg": TemplateRow(
+        python="/venv/bin/python",
+        imports="json, email",
+        warm="openai",
+        script="/srv/ann.py",
+        env="A=1",
+        memory_mb=256,
+    ),
     "other": TemplateRow(python="/venv/bin/python", imports="json", owner="acme"),
 }
 WITH_TEMPLATES = msgspec.structs.replace(AWAKE, templates=ROWS)
@@ -43,6 +50,7 @@ async def test_the_helper_is_told_of_a_template_with_its_block_once_agents_have_
         python="/venv/bin/python",
         imports=["json", "email"],
         warm=["openai"],
+        script="/srv/ann.py",
         env={"A": "1"},
         memory_mb=256,
     )

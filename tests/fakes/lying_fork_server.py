@@ -75,6 +75,8 @@ if LIE == "silence":
     Server._become = lambda *_: time.sleep(600)
 if LIE == "limits":
     fork_server.resource.setrlimit = lambda *_: None
-order = fork_server.main()
+server = fork_server.begin()
+server.hold(fork_server.IMPORTS)
+order = server.serve()
 fork_server.script.make_main()
 fork_server.script.run(order["argv"])

@@ -287,6 +287,53 @@ async def test_a_template_that_cannot_start_means_an_ordinary_program_and_a_line
     assert show(agent, "Type") == {"Type": "exec"}
 
 
+READY = """
+try:
+    from hive import ready
+except ImportError:
+    def ready(): pass
+import json, os, sys, time
+made = {"by": os.getpid(), "uid": os.getuid(), "keys": [name for name in os.environ if name.startswith("HIVE_")]}
+ready()
+now = {"pid": os.getpid(), "argv": sys.argv[1:], "home": os.getcwd(), "own": os.getuid()}
+print(json.dumps({**made, **now}), flush=True)
+open("here", "w").close()
+while True: time.sleep(0.05)
+"""
+
+
+async def test_agents_go_on_from_hive_ready_in_the_script_their_template_stopped_in(daemon: Daemon) -> None:
+    """The main process of its unit, with its own home, user and arguments; a killed template ends none of them."""
+    script = agent_program("ready", READY)
+    stops = msgspec.structs.replace(TEMPLATE, name="stops", imports=[], script=script)
+    agents = [new_id(), new_id()]
+    pids = [await started(daemon, agent, [script, agent], template=stops) for agent in agents]
+    of_template = template_pid("stops")
+    for agent, pid in zip(agents, pids, strict=True):
+        await until((PATHS.home(agent) / "here").exists)
+        async with asyncio.timeout(10):
+            while '"argv"' not in await journal(agent):
+                await asyncio.sleep(0.1)
+        (line,) = [line for line in (await journal(agent)).splitlines() if '"argv"' in line]
+        said = json.loads(line)
+        assert (said["uid"], said["keys"]) == (FIRST, [])
+        assert (said["argv"], said["home"], said["own"]) == ([agent], str(PATHS.home(agent)), FIRST + int(agent[1:]))
+        assert show(agent, "MainPID", "Type") == {"MainPID": str(pid), "Type": "notify"}
+        assert said["by"] == of_template
+    await asleep(daemon, agents[0])
+    os.kill(of_template, signal.SIGKILL)
+    await until(lambda: template_pid("stops") == 0)
+    assert all(alive(pid) for pid in pids)
+    assert (await daemon.client.stop(agents[0], grace_s=5)).exit_code == 143
+    third = new_id()
+    await started(daemon, third, [script], template=stops)
+    assert show(third, "Type") == {"Type": "notify"}
+    other = new_id()
+    await started(daemon, other, ["-c", IDLE], template=stops)
+    assert show(other, "Type") == {"Type": "exec"}
+    assert f"its template stops inside {script}" in await journal(other)
+
+
 async def test_an_agent_with_networks_is_an_ordinary_program(daemon: Daemon) -> None:
     agent = new_id()
     await started(daemon, agent, ["-c", IDLE], egress=["192.0.2.0/24"])

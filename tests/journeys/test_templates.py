@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.journeys.stack import PYTHON, Stack, stack, until
+from tests.nobody import NOBODY, run_as_nobody
 
 SCRIPT = """
 import json, signal, sys, time
@@ -38,6 +40,31 @@ while not ends:
     number += 1
     turn(number)
     time.sleep(0.5)
+sys.exit(ends[0])
+"""
+READY = """
+import json, os, signal, sys, time
+try:
+    from hive import ready
+except ImportError:  # no template, and no Hive among the packages
+    def ready(): pass
+import openai
+
+http = openai.DefaultHttpxClient()
+keys = sorted(name for name in os.environ if "KEY" in name)
+made = {"by": os.getpid(), "keys": keys, "greeting": os.environ.get("GREETING")}
+ready()
+client = openai.OpenAI(http_client=http)
+ends = []
+signal.signal(signal.SIGUSR1, lambda *_: ends.append(7))
+number = 0
+while not ends:
+    number += 1
+    chat = [{"role": "user", "content": f"turn {number}"}]
+    answer = client.chat.completions.create(model="hive-demo", messages=chat)
+    print(json.dumps({**made, "turn": number, "text": answer.choices[0].message.content, "args": sys.argv[1:],
+        "key": "OPENAI_API_KEY" in os.environ, "home": os.getcwd() == os.environ["HOME"]}), flush=True)
+    time.sleep(2)
 sys.exit(ends[0])
 """
 NO_NETWORK = ["--no-network"] if os.geteuid() == 0 else []
@@ -76,6 +103,13 @@ python = {venv}
 imports = openai
 warm = openai
 env = GREETING=hello
+[template rd]
+python = {venv}
+script = {venv}/ready_turns.py
+env = GREETING=hello
+[template early]
+python = {venv}
+script = {venv}/early.py
 [template threads]
 python = {venv}
 imports = starts_a_thread
@@ -85,6 +119,9 @@ imports = json
 owner = acme
 """
         (site,) = venv.glob("lib/python3*/site-packages")
+        for name, text in (("ready_turns", READY), ("early", "import os\nif 'OWN' not in os.environ: 1/0\n" + READY)):
+            (venv / f"{name}.py").write_text(text)
+            (venv / f"{name}.py").chmod(0o644)
         module = site / "starts_a_thread.py"
         module.write_text(
             "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
@@ -242,3 +279,90 @@ def test_a_template_and_its_agents_outlive_a_killed_daemon_and_a_killed_helper(h
     assert "ida" in template(hive, "oa")["agents"]
     command(hive, "agent", "stop", "hal")
     command(hive, "agent", "remove", "hal", "ida", "--yes")
+
+
+def script_of(hive: Stack, name: str) -> Path:
+    return Path(template(hive, name)["script"])
+
+
+def test_agents_go_on_from_hive_ready_each_as_itself(hive: Stack) -> None:
+    """The script ran up to there once, in the template, without any agent's key."""
+    script = script_of(hive, "rd")
+    for name in ("jon", "kim"):
+        create(hive, name, "--template", "rd", "--", str(script), name)
+    until(lambda: turns(hive, "jon") and turns(hive, "kim"), within_s=60, what="a turn of each")
+    found = template(hive, "rd")
+    assert (found["state"], found["stage"], found["agents"]) == ("ready", "ready", ["jon", "kim"])
+    for name in ("jon", "kim"):
+        first = turns(hive, name)[0]
+        assert (first["by"], first["keys"], first["greeting"]) == (found["pid"], [], "hello")
+        assert (first["args"], first["key"], first["home"]) == ([name], True, True)
+        assert first["text"].startswith("[hive-demo]")
+        assert hive.get(f"/api/agents/{name}")["template_note"] == ""
+    assert f"Stage: ready, in {script}" in command(hive, "template", "show", "rd")
+
+    command(hive, "agent", "pause", "jon")
+    assert hive.get("/api/agents/jon")["status"] == "paused"
+    command(hive, "agent", "resume", "jon")
+    before = len(turns(hive, "jon"))
+    until(lambda: len(turns(hive, "jon")) > before, within_s=60, what="a turn after the wake")
+    os.kill(hive.get("/api/agents/kim")["pid"], signal.SIGUSR1)
+    until(lambda: hive.get("/api/agents/kim")["status"] in ("stopped", "error"), within_s=60, what="its end")
+    assert "7" in hive.get("/api/agents/kim")["reason"]
+    command(hive, "agent", "remove", "jon", "kim", "--yes")
+
+
+def test_a_changed_script_is_told_as_stale_until_the_template_is_restarted(hive: Stack) -> None:
+    script = script_of(hive, "rd")
+    create(hive, "lea", "--template", "rd", "--", str(script))
+    assert not template(hive, "rd")["is_stale"]
+    script.write_text(READY.replace("ready()\nclient", "made['new'] = 1\nready()\nclient"))
+    assert "ready, stale" in command(hive, "template", "list")
+    command(hive, "template", "restart", "rd")
+    assert not template(hive, "rd")["is_stale"]
+    create(hive, "max", "--template", "rd", "--", str(script))
+    until(lambda: turns(hive, "lea") and turns(hive, "max"), within_s=60, what="a turn of each")
+    assert ("new" in turns(hive, "lea")[0], "new" in turns(hive, "max")[0]) == (False, True)
+    command(hive, "agent", "remove", "lea", "max", "--yes")
+
+
+def test_where_a_script_does_not_come_to_ready_or_is_another_agents_are_ordinary_programs(hive: Stack) -> None:
+    early = str(script_of(hive, "early"))
+    create(hive, "ned", "--template", "early", "--env", "OWN=1", "--", early)
+    create(hive, "ora", "--template", "rd", "--", "openai_turns.py")
+    until(lambda: turns(hive, "ned") and turns(hive, "ora"), within_s=60, what="a turn of each")
+    why = "its script failed before hive.ready(): ZeroDivisionError: division by zero"
+    assert why in hive.agent_log("ned")
+    assert why in hive.get("/api/agents/ned")["template_note"]
+    assert (template(hive, "early")["state"], why in template(hive, "early")["why"]) == ("failed", True)
+    assert f"its template stops inside {script_of(hive, 'rd')}" in hive.agent_log("ora")
+    assert template(hive, "rd")["agents"] == []
+    command(hive, "agent", "remove", "ned", "ora", "--yes")
+
+
+AS_USER = """
+import json, os
+from pathlib import Path
+from tests.journeys.stack import stack, until
+
+with stack(config="[template rd]\\npython = /usr/bin/python3\\nscript = SCRIPT\\n") as hive:
+    hive.post("/api/agents", {"name": "ann", "command": ["SCRIPT", "x"], "env": {}, "template": "rd"})
+    hive.post("/api/agents/ann/start")
+    until(lambda: "went on" in hive.agent_log("ann"), within_s=60, what="its line")
+    found = hive.get("/api/templates/rd")
+    print(os.getuid(), found["state"], found["stage"], found["agents"], hive.agent_log("ann").split()[-2:])
+    print(int(hive.agent_log("ann").split()[0]) == found["pid"])
+"""
+
+
+def test_hive_up_of_a_user_has_a_ready_state_too() -> None:
+    with tempfile.TemporaryDirectory(prefix="hive-test-ready-", dir="/var/tmp") as base:
+        os.chmod(base, 0o755)
+        script = Path(base) / "agent.py"
+        script.write_text(
+            "import hive, os, sys, time; by = os.getpid(); hive.ready()\n"
+            "print(by, 'went on', os.getuid(), sys.argv[1], flush=True); time.sleep(1000)\n"
+        )
+        script.chmod(0o644)
+        said = run_as_nobody(AS_USER.replace("SCRIPT", str(script)))
+    assert said.splitlines()[-2:] == [f"{NOBODY} ready ready ['ann'] ['{NOBODY}', 'x']", "True"]

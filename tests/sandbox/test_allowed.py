@@ -103,6 +103,12 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
         ),
         (WIDE, changed(FORKED, command=["/srv/other"]), "program /srv/other", "programs"),
         (
+            WIDE,
+            changed(FORKED, template=changed(TEMPLATE, script="/srv/a.py")),
+            "template lg: script /srv/a.py is not permitted",
+            "programs",
+        ),
+        (
             changed(WIDE, uids=(70000, 70254)),
             FORKED,
             "the block of uids 70000 to 70255 of template lg is not permitted by the policy: only 70000 to 70254",
@@ -459,6 +465,22 @@ def test_a_templates_python_is_roots_where_there_is_a_policy(file: Path, tmp_pat
     python.chmod(0o755)
     venv.chmod(0o777)
     with pytest.raises(NotPermitted, match=f"template lg: {venv} can be written by others"):
+        Allowed(file).permit(asked)
+
+
+def test_a_templates_script_is_roots_where_there_is_a_policy(file: Path, tmp_path: Path) -> None:
+    """It runs in the template of all its agents, as python does."""
+    place = tmp_path / "agents"
+    place.mkdir(mode=0o755)
+    script = place / "a.py"
+    script.write_text("")
+    script.chmod(0o644)
+    file.write_text(f"programs = ['/usr/bin/', '{place}/']\n[networks]\nhost = true\n")
+    file.chmod(0o644)
+    asked = changed(FORKED, template=changed(TEMPLATE, python="/usr/bin/env", script=str(script)))
+    assert Allowed(file).permit(asked) == asked
+    script.chmod(0o664)
+    with pytest.raises(NotPermitted, match=f"template lg: {script} can be written by others"):
         Allowed(file).permit(asked)
 
 

@@ -40,6 +40,8 @@ def test_both_places_describe_templates(tmp_path: Path) -> None:
     )
     assert (oa.owner, oa.imports, oa.warm) == ("default", "openai, httpx", "openai, m.n:f")
     assert described_env(oa.env) == {"A": "1", "B": "it's, quoted"}
+    alone = loaded(tmp_path, GOOD, more="[template.in]\npython = '/v'\nscript = '/srv/agents/ann.py'\n")
+    assert alone.settings.templates["in"].script == "/srv/agents/ann.py"
     assert str(found.origins["template oa.python"]) == f"file {tmp_path}/templates.d/more.toml"
 
 
@@ -52,6 +54,7 @@ def test_both_places_describe_templates(tmp_path: Path) -> None:
         (GOOD.replace("/srv/venvs/lg", "venv"), r":2: .*expected an absolute path, found 'venv'"),
         (GOOD.replace("langchain_openai", "a-b"), "expected names of modules, separated by commas"),
         (GOOD.replace("openai\n", "Open AI\n"), "expected names of recipes or MODULE:FUNCTION"),
+        (GOOD + "script = agent.py\n", r":5: .*expected an absolute path, found 'agent.py'"),
         (GOOD + "env = A\n", r":5: \[template lg\] env: expected NAME=VALUE, found 'A'"),
         (GOOD + "env = A='1\n", "env: No closing quotation"),
         (GOOD + "env = HIVE_PROXY_SOCKET=/x\n", "HIVE_PROXY_SOCKET is set by Hive, for each agent its own"),

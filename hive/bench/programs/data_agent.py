@@ -18,4 +18,4 @@ def turn(messages: serving.Messages) -> str:
 
 
 if __name__ == "__main__":
-    serving.serve(turn)
+    serving.serve(turn, openai_agent.connect, openai_agent.openai)

@@ -8,6 +8,7 @@ from typing import Any
 
 warnings.simplefilter("ignore")  # its deprecation of itself
 
+import openai
 import serving
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -18,18 +19,24 @@ look_up = tool(serving.look_up.__name__, description="Looks a word up in the boo
 )
 
 
-def make_graph() -> Any:
+http, http_async = openai.DefaultHttpxClient(), openai.DefaultAsyncHttpxClient()
+"""With their TLS contexts, which agents of one ready state share; they have no connection yet."""
+graph: Any = None
+
+
+def connect(stand_in: Any) -> None:
+    """Makes the model and the graph, with the environment of now."""
+    global graph
     model = ChatOpenAI(
         model=os.environ.get("HIVE_MODEL") or "stub",
-        base_url=os.environ["OPENAI_BASE_URL"],
+        base_url=os.environ.get("OPENAI_BASE_URL", "http://stub.invalid/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
         streaming=True,
         timeout=300,
+        http_client=stand_in or http,
+        http_async_client=http_async,
     )
-    return create_react_agent(model, [look_up])
-
-
-graph = make_graph()
+    graph = create_react_agent(model, [look_up])
 
 
 def turn(messages: serving.Messages) -> str:
@@ -40,4 +47,4 @@ def turn(messages: serving.Messages) -> str:
 
 
 if __name__ == "__main__":
-    serving.serve(turn)
+    serving.serve(turn, connect, openai)

@@ -9,15 +9,23 @@ from typing import Any, Dict, Tuple
 import openai
 import serving
 
-client = openai.OpenAI(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ.get("OPENAI_API_KEY", "none"))
-MODEL = os.environ.get("HIVE_MODEL") or "stub"
+http = openai.DefaultHttpxClient()
+"""With its TLS context, which agents of one ready state share; it has no connection yet."""
+client: Any = None
+
+
+def connect(stand_in: Any) -> None:
+    """Makes the client, with the environment of now."""
+    global client
+    url, key = os.environ.get("OPENAI_BASE_URL", "http://stub.invalid/v1"), os.environ.get("OPENAI_API_KEY", "none")
+    client = openai.OpenAI(base_url=url, api_key=key, http_client=stand_in or http)
 
 
 def ask(messages: serving.Messages) -> Tuple[str, Dict[int, Dict[str, str]]]:
     """(text, tool calls by their number) of one streamed answer."""
     text, calls = [], {}  # type: ignore[var-annotated]
     stream: Any = client.chat.completions.create(
-        model=MODEL, messages=messages, tools=[serving.TOOL], stream=True, timeout=300
+        model=os.environ.get("HIVE_MODEL") or "stub", messages=messages, tools=[serving.TOOL], stream=True, timeout=300
     )
     for chunk in stream:
         for choice in chunk.choices:
@@ -44,4 +52,4 @@ def turn(messages: serving.Messages) -> str:
 
 
 if __name__ == "__main__":
-    serving.serve(turn)
+    serving.serve(turn, connect, openai)

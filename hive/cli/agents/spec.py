@@ -18,7 +18,7 @@ from hive.client.client import path_of
 from hive.domain import AgentSpec, CloudUse, DockerSpec, Limits, RestartPolicy, RuntimeKind, Tier
 from hive.errors import BadRequest, UsageError
 
-START_S = 60.0
+START_S = 160.0
 IN_FLAGS = {
     "command: empty": "hive agent create NAME -- /usr/bin/python3 /srv/agent.py",
     "docker: missing": "say --image",

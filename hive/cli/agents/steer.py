@@ -16,7 +16,7 @@ from hive.cli.text import AT_REST, number, state_of
 from hive.client.client import error_of, path_of
 from hive.errors import HiveError
 
-ACT_S = 60.0
+ACT_S = 160.0
 """Longest wait for an answer to start, stop … `stop_grace_s` is in it."""
 AT_ONCE = 16
 """Orders under way: a thousand agents that each take their grace time to end are not waited for one by one."""
