@@ -255,6 +255,16 @@ TABLE: dict[str, Row] = {
         "{hive:template restart {template:quote}}",
     ),
     "backend_switching": _warning("switching to {to}: requests for the model wait", "{hive:backend status}"),
+    "cluster_none": _error("{why}: requests wait", "{hive:backend status}"),
+    "cluster_stuck": _error(
+        "{engine} at {at} has ranks whose tokens stand still ({ranks}): what they are given hangs until first_byte_s",
+        "{hive:backend status}  # restart vLLM on every host of it",
+    ),
+    "cluster_untold": _warning("{why}", "{hive:doctor cluster}"),
+    "cluster_short": _warning(
+        "{running} of {wanted} replicas of {engine} at {at} run{down:?, down: *}: requests wait longer",
+        "{hive:backend status}",
+    ),
     "no_backend_installed": _error(
         "no inference server was started: none is installed where hive.conf says "
         "(ollama_program, vllm_program, llama_program)",
@@ -364,6 +374,42 @@ TABLE: dict[str, Row] = {
         "kill {pids: }",
     ),
     # The pool of models.
+    "cluster_silent": _error(
+        "{engine} at {at} does not tell what runs: Hive goes by what it told for 10 s, then by the setting; {why}",
+        "curl -i {at}/  # backend_cluster_url in hive.conf says where it is asked",
+    ),
+    "cluster_token_refused": _error(
+        "{engine} at {at} answers {status}: it asks for another token, or this user may not read Hive's",
+        "hive config show --origin  # backend_cluster_token_file names the file with Ray's token",
+    ),
+    "ray_without_token": _error(
+        "Ray at {at} asks for no token: whoever reaches that, or any other port of it, runs programs on every node",
+        "ray get-auth-token --generate  # then RAY_AUTH_MODE=token on every node, and its file as "
+        "backend_cluster_token_file",
+    ),
+    "ray_reached_by_agents": _error(
+        "{agent}{more:?, and * more,} can reach Ray's dashboard at {at}, which asks for no token: a program there"
+        " starts others on every node",
+        "{hive:agent edit {agent:quote}}  # egress = [] or a list without that host; and give Ray a token",
+    ),
+    "ray_bound_wide": _warning(
+        "Ray's dashboard at {at} listens at {bound} and asks for no token: agents with a network reach it",
+        "ray start --head --dashboard-host 127.0.0.1  # with RAY_AUTH_MODE=token",
+    ),
+    "ray_one_ingress": _warning(
+        "application {app} hangs by one replica of {ingress}: where its node dies the streams of all nodes break, and "
+        "none is answered for half a minute",
+        "serve deploy serve.yaml  # num_replicas: 2 for {ingress}, max_replicas_per_node: 1",
+    ),
+    "ray_no_limit": _warning(
+        "{deployment} of {app} sets no limit of requests{most:?, max_ongoing_requests is *}: Hive takes "
+        "vllm_max_sequences for it, and what is wrong with that queues inside Ray, first come first served",
+        "serve deploy serve.yaml  # max_ongoing_requests: the engine's max_num_seqs; or slots_per_replica in hive.conf",
+    ),
+    "router_checks_slow": _warning(
+        "{what} looks after its workers every {interval_s} s: a worker that has gone is given requests so long",
+        "{remedy}  # with --health-check-interval-secs 2",
+    ),
     "pool_file_missing": _error(
         "there is no {path} for {model}{more:?, and * more are missing}: requests for it get 503",
         "hive config show --origin  # put the file there, or take {where:quote} out",

@@ -561,6 +561,7 @@ class Daemon:
             helper=self._servers,
             deployments=self._deployments,
             has_rule=self._governor.has_rule,
+            in_use=lambda: self.effects.backend,
         )
         runner = self._runner(orders, health, gpus, started_at)
         return Services(

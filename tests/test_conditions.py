@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hive.backends.conversation import ControlAnswer
 from hive.backends.entries import ModelEntry
 from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, conditions_in, fix_of
 from hive.control.health import Facts
@@ -21,6 +22,7 @@ from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import (
     adapters,
     backends,
+    cluster,
     comfyui,
     docker,
     files,
@@ -43,7 +45,7 @@ from hive.doctor.checks.target import Subject, TargetKind
 from hive.doctor.doctor import examine
 from hive.doctor.offline_status import DOWN, OfflineStatus, RecordedStatus, ServicePart, UnitStatus
 from hive.doctor.offline_status import conditions_of as seen_outside
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, Cluster, ClusterNode
 from hive.errors import WrongState
 from hive.host.gpu import GpuHardware
 from hive.host.memory import MemInfo, Swap
@@ -160,7 +162,34 @@ ACCOUNT = {
     "used_bytes": GIB,
     "foreign_bytes": 0,
 }
+ROUTED = Cluster(engine="router", wanted=2, running=1, slots_each=8, nodes=(ClusterNode("10.0.0.2", False, 0),))
+OPEN_RAY = ControlAnswer(200, {}, b"{}")
+RAY_APP = cluster.ServeApplication(
+    {"LLMServer:m": cluster.ServeDeployment(2), "Ingress": cluster.ServeDeployment(1)}, cluster.ServeTopology("Ingress")
+)
+
+
+def clustered(**facts: Any) -> Case:
+    return daemon(backend=replace(BACKEND, up=True, cluster=replace(ROUTED, **facts)))
+
+
+def dashboard(*bound: str) -> cluster.DashboardPlace:
+    return cluster.DashboardPlace("10.0.0.1:8265", "10.0.0.1", bound)
+
+
 CASES: dict[str, Case] = {
+    "cluster_none": clustered(running=0, why_none="vLLM Router runs 0 of 2 replicas"),
+    "cluster_stuck": clustered(engine="vllm", stuck=("1",)),
+    "cluster_short": clustered(),
+    "cluster_untold": daemon(backend=replace(BACKEND, up=True, warning="Ray Serve does not tell how many run")),
+    "cluster_silent": lambda: cluster.judge_answers("ray", "h:8265", "connection refused"),
+    "cluster_token_refused": lambda: cluster.judge_answers("ray", "h:8265", ControlAnswer(403, {}, b"")),
+    "ray_without_token": lambda: cluster.judge_token("h:8265", OPEN_RAY),
+    "ray_reached_by_agents": lambda: cluster.judge_ways(dashboard(), OPEN_RAY, [cluster.AgentNetwork("a", "process")]),
+    "ray_bound_wide": lambda: cluster.judge_ways(dashboard("0.0.0.0"), OPEN_RAY, []),
+    "ray_one_ingress": lambda: cluster.judge_ingress({"llm": RAY_APP}),
+    "ray_no_limit": lambda: cluster.judge_limits({"llm": RAY_APP}, slots_per_replica=0),
+    "router_checks_slow": lambda: cluster.judge_checks([cluster.RouterCommand("r.service", ("vllm-router",))]),
     "database_suspect": daemon(is_suspect=True),
     "database_begun_anew": daemon(loss=LOSS),
     "database_rolled_back": daemon(loss=replace(LOSS, is_rollback=True)),

@@ -224,11 +224,17 @@ def _row(slot: Answer) -> list[str]:
 
 
 def _service(service: Answer) -> list[str]:
-    """A service of `hive backend`, which stands in the same memory."""
+    """A service of `hive backend`, which stands in the same memory; or the cluster in use, which has none here.
+
+    >>> _service({"kind": "vllm", "state": "ready", "grants": [], "slots": 8, "why": "2 of 2 replicas"})[::8]
+    ['vllm (hive backend)', '8 at once: 2 of 2 replicas']
+    """
     charged = sum(grant["charged_bytes"] for grant in service["grants"])
     held = size(charged) if service["grants"] else UNKNOWN
     unknown = [UNKNOWN] * (len(HEADERS) - 4)
-    return [f"{service['kind']} (hive backend)", service["state"], held, *unknown, service["why"]]
+    places = service.get("slots")
+    why = service["why"] if places is None else f"{places} at once: {service['why']}"
+    return [f"{service['kind']} (hive backend)", service["state"], held, *unknown, why]
 
 
 def _lease(lease: Answer) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hive.cli import cluster
 from hive.cli.call import Answer, CommandCall
 from hive.cli.text import ago, fields, harmless, one_line, size, span, table
 from hive.conditions import FoundCondition, Where, conditions_in, where_is
@@ -72,6 +73,8 @@ def _wrong(found: list[FoundCondition], where: Where) -> Answer:
 def backend_status(call: CommandCall) -> None:
     """Shows the inference server Hive stands in front of, how much it works on at once, and its models.
 
+    Of a cluster: its replicas, its nodes, and what waits in its own queue.
+
     Examples:
       hive backend status
       hive backend status --json | jq -e '.warning == ""'
@@ -112,6 +115,7 @@ def _status(answer: Answer) -> str:
         ("Helper", _helper(answer)),
         ("Redis", _redis(answer["redis"])),
         ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
+        *([("Cluster", cluster.replicas(told))] if (told := (backend or {}).get("cluster")) else []),
         *([("Pool", _pool(pool))] if (pool := answer.get("pool")) else []),
         ("Agents", _counted(answer["agents"])),
         ("Isolation", answer["isolation"]),
@@ -268,6 +272,7 @@ def _backend(answer: Answer) -> str:
         fields(
             [
                 ("Requests", places + source),
+                *cluster.pairs(answer.get("cluster"), time.time()),
                 ("Priorities", "passed on to its own queue" if answer["priority"] else "kept in Hive's queue"),
                 ("Prefix cache", answer["prefix_cache"]),
                 ("Speculation", speculation(answer.get("speculation"))),
@@ -276,6 +281,8 @@ def _backend(answer: Answer) -> str:
             ]
         )
     )
+    if machines := cluster.nodes(answer.get("cluster")):
+        lines += ["", machines]
     rows = [[model["name"], size(model.get("size_bytes")), model.get("owned_by") or ""] for model in answer["models"]]
     if rows:
         lines += ["", table(["MODEL", "SIZE", "OWNED BY"], rows)]

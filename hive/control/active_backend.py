@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from hive.audit.audit_log import AuditLog
 from hive.backends.backend import BackendControl
@@ -186,7 +187,8 @@ class Active:
 
     def _checked(self, changed: bool) -> None:
         assert self._watch is not None
-        effects, was_up = self._effects, self._effects.backend is not None and self._effects.backend.up
+        effects, before = self._effects, self._effects.backend
+        was_up = before is not None and before.up
         effects.backend, effects.models = self._watch.info, self._watch.models
         self._live.set_models(effects.models)  # every time: the key lives for 300 s
         if not changed:
@@ -197,6 +199,38 @@ class Active:
             backend = effects.backend
             detail = {"backend": backend.label, "version": backend.version, "models": len(effects.models)}
             self._audit_log.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+        if (change := capacity_change(before, effects.backend)) is not None:
+            self._audit_log.note("backend.capacity", detail=change)
+
+
+def capacity_change(before: BackendInfo | None, now: BackendInfo | None) -> dict[str, Any] | None:
+    """The change of what a cluster works on at once, for the event that tells of it; None where there is none to tell.
+
+    >>> from msgspec.structs import replace
+    >>> from hive.domain import Cluster
+    >>> two = BackendInfo(kind="vllm", address="h:1", places=16, cluster=Cluster(
+    ...     engine="router", wanted=2, running=2, slots_each=8))
+    >>> one = replace(two, places=8, places_from="1 of 2 replicas", cluster=replace(two.cluster, running=1))
+    >>> capacity_change(two, one)["reason"]
+    '8 at once, before 16 at once: 1 of 2 replicas'
+    >>> capacity_change(two, two), capacity_change(replace(two, cluster=None), None)
+    (None, None)
+    """
+    if before is None or now is None or before.address != now.address or before.places == now.places:
+        return None
+    if before.cluster is None:
+        return None  # what it can do when it is found is no change of it
+    cluster = now.cluster or before.cluster
+    at_once, was = ("no limit" if one.places is None else f"{one.places} at once" for one in (now, before))
+    return {
+        "backend": now.label,
+        "slots": now.places,
+        "before": before.places,
+        "running": cluster.running,
+        "wanted": cluster.wanted,
+        "down": [node.name for node in cluster.nodes if not node.up],
+        "reason": f"{at_once}, before {was}: {now.places_from}",
+    }
 
 
 async def _nothing_read(control: BackendControl, models: Sequence[ModelInfo]) -> None:

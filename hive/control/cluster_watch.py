@@ -46,7 +46,8 @@ class ClusterWatch:
         self._tokens_come = tokens_come
         self._meter: CapacityMeter | None = None
         self._ranks = vllm_ranks.RankWatch()
-        self._notes: tuple[str, ...] = ()
+        self._asks_token: bool | None = None
+        """True if Ray's dashboard asks for one; None where it has not said."""
         self._answers = False
         self.capacity = NOTHING
         self.is_sure = False
@@ -74,8 +75,7 @@ class ClusterWatch:
             log.info("cluster_found address=%s engine=%s", self._address, engine or "none")
             self._meter = CapacityMeter(engine) if engine else None
             self._ranks, self.capacity = vllm_ranks.RankWatch(), NOTHING
-        if engine == ray_serve.ENGINE:
-            self._notes = await self._notes_of_ray()
+        self._asks_token = None
         if engine:
             await self.look()
 
@@ -119,8 +119,11 @@ class ClusterWatch:
         if engine == vllm_router.ENGINE:
             control = self._teller() if inference.backend_cluster_url else self._backend()
             return await control.converse(lambda server: vllm_router.look(server, inference))
-        prefix = origin_of(self._address).prefix
-        return await self._teller().converse(lambda server: ray_serve.look(server, prefix, inference, self._notes))
+        prefix, teller = origin_of(self._address).prefix, self._teller()
+        if self._asks_token is None:
+            self._asks_token = await self._does_ask_token(teller.address)
+        notes = ("no_token",) if self._asks_token is False else ()
+        return await teller.converse(lambda server: ray_serve.look(server, prefix, inference, notes))
 
     def _backend(self) -> BackendControl:
         return _asked(self._address, self._access().shown_to(self._address))
@@ -180,10 +183,11 @@ class ClusterWatch:
         is_ray = ray_serve.is_dashboard(applications) or ray_serve.asks_for_token(mode)
         return ray_serve.ENGINE if is_ray else ""
 
-    async def _notes_of_ray(self) -> tuple[str, ...]:
-        address = ray_serve.dashboard_of(self._address, self._settings().inference.backend_cluster_url)
-        asks = ray_serve.asks_for_token(await self._answer(address, ray_serve.AUTHENTICATION)) if address else None
-        return ("no_token",) if asks is False else ()
+    async def _does_ask_token(self, address: str) -> bool | None:
+        try:
+            return ray_serve.asks_for_token(await ask.get(address, ray_serve.AUTHENTICATION, within_s=LOOK_S))
+        except HiveError:
+            return None
 
     async def _answer(self, address: str, question: str) -> ControlAnswer | None:
         """The answer to a question without any key, None where there is none."""

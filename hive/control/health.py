@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from hive.backends.capacity import LABELS
 from hive.build import version
 from hive.conditions import DISK_LEAST_BYTES, FoundCondition, condition, where_is
 from hive.control import views
@@ -109,7 +110,7 @@ class HealthReport:
             "helper": {"connected": self._helper.connected, "enabled": self._settings.sandbox.enabled},
             "redis": {"up": self._live.up, "at": str(self._live.at), "why": self._live.why_down},
             "usage": {"degraded": self._consumer.degraded, "lost": self._consumer.lost},
-            "backend": None if backend is None else msgspec.to_builtins(backend),
+            "backend": views.backend_view(backend),
             "pool": self._pool_health() if self._pool.has_slots else None,
         }
 
@@ -208,9 +209,30 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
     if seen.backend is not None and is_down and not seen.switching_to:
         code = "demo_backend_down" if seen.backend.kind is BackendKind.DEMO else "backend_down"
         yield condition(code, at=seen.backend.address)
+    if seen.backend is not None and not is_down:
+        yield from _conditions_of_cluster(seen.backend)
     if seen.costly:
         model, rate = next(iter(seen.costly.items()))
         yield condition("speculation_costs", model=model, percent=round(rate * 100), more=len(seen.costly) - 1)
     if seen.templates_failed:
         template, why = next(iter(seen.templates_failed.items()))
         yield condition("template_failed", template=template, why=why, more=len(seen.templates_failed) - 1)
+
+
+def _conditions_of_cluster(backend: BackendInfo) -> Iterator[FoundCondition]:
+    """Those of a backend that is up. An engine that tells nothing is warned of by its name, also where it never did."""
+    if backend.warning.startswith(tuple(LABELS.values())):
+        yield condition("cluster_untold", why=backend.warning)
+        return  # what it told before is no news
+    if (cluster := backend.cluster) is None:
+        return
+    engine, at = LABELS[cluster.engine], backend.address
+    if cluster.stuck:
+        yield condition("cluster_stuck", engine=engine, at=at, ranks=cluster.stuck)
+    if cluster.why_none:
+        yield condition("cluster_none", why=cluster.why_none)
+    elif cluster.running < cluster.wanted and not cluster.stuck:
+        down = ", ".join(node.name for node in cluster.nodes if not node.up)
+        yield condition(
+            "cluster_short", engine=engine, at=at, running=cluster.running, wanted=cluster.wanted, down=down
+        )

@@ -22,7 +22,7 @@ from hive.control.effects import DaemonEffects
 from hive.control.external_agents import WithElsewhere
 from hive.control.kept_responses import KeptResponses
 from hive.control.usage import UsageConsumer
-from hive.domain import AgentStatus, SleepDepth
+from hive.domain import AgentStatus, Cluster, SleepDepth
 from hive.errors import HiveError
 from hive.exposition import MetricKind, MetricRow, Values, written
 from hive.host import memory
@@ -80,6 +80,24 @@ TABLE = (
     ),
     MetricRow("backend_up", MetricKind.GAUGE, ("backend",), "Whether the inference server answers."),
     MetricRow("backend_slots", MetricKind.GAUGE, ("backend",), "Requests it works on at once, where it has a limit."),
+    MetricRow(
+        "backend_cluster_replicas_wanted",
+        MetricKind.GAUGE,
+        ("engine",),
+        "Replicas that are meant to run; without a cluster none of these is told.",
+    ),
+    MetricRow("backend_cluster_replicas_running", MetricKind.GAUGE, ("engine",), "Those that do."),
+    MetricRow("backend_cluster_nodes", MetricKind.GAUGE, ("engine",), "Its machines, as far as it tells them."),
+    MetricRow("backend_cluster_nodes_up", MetricKind.GAUGE, ("engine",), "Those on which something answers."),
+    MetricRow("backend_cluster_stuck", MetricKind.GAUGE, ("engine",), "Ranks whose tokens stand still."),
+    MetricRow("backend_cluster_waiting", MetricKind.GAUGE, ("engine",), "Requests in its own queue, where it tells."),
+    MetricRow(
+        "backend_cluster_waited_seconds",
+        MetricKind.GAUGE,
+        ("engine",),
+        "How long requests stood there of late, where it tells.",
+    ),
+    MetricRow("backend_cluster_asked_seconds", MetricKind.GAUGE, ("engine",), "Its last answer, Unix seconds."),
     MetricRow("pool_slots", MetricKind.GAUGE, ("state",), "Models of the pool by their state."),
     MetricRow("pool_charged_bytes", MetricKind.GAUGE, ("gpu", "kind"), "Memory booked for models, by kind of server."),
     MetricRow("pool_measured_bytes", MetricKind.GAUGE, ("gpu",), "Memory that their servers were seen to hold."),
@@ -309,6 +327,7 @@ class Scraper:
             "start_time_seconds": _just(self.started_at),
             "backend_up": {(kind,): float(backend is not None and backend.up)},
             "backend_slots": None if backend is None or backend.places is None else {(kind,): backend.places},
+            **cluster_values(None if backend is None else backend.cluster),
             "usage_lost": _just(self.consumer.lost),
             "responses_not_kept": _just(self.responses.dropped),
         }
@@ -360,6 +379,30 @@ def gpu_values(seen: SeenGpus) -> dict[str, Values | None]:
             for part in gpu.instances
             if part.used_bytes is not None
         },
+    }
+
+
+def cluster_values(cluster: Cluster | None) -> dict[str, Values | None]:
+    """The figures of a cluster; none where there is none.
+
+    >>> told = cluster_values(Cluster(engine="ray", wanted=3, running=2, slots_each=8, asked_at=5.0))
+    >>> told["backend_cluster_replicas_running"], told["backend_cluster_waiting"], cluster_values(None)
+    ({('ray',): 2}, None, {})
+    """
+    if cluster is None:
+        return {}
+    told = {
+        "replicas_wanted": cluster.wanted,
+        "replicas_running": cluster.running,
+        "nodes": len(cluster.nodes),
+        "nodes_up": sum(node.up for node in cluster.nodes),
+        "stuck": len(cluster.stuck),
+        "waiting": cluster.waiting,
+        "waited_seconds": cluster.waited_s,
+        "asked_seconds": cluster.asked_at,
+    }
+    return {
+        f"backend_cluster_{name}": None if value is None else {(cluster.engine,): value} for name, value in told.items()
     }
 
 

@@ -12,6 +12,7 @@ from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.restarts import with_restarts
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
+from hive.backends.capacity import LABELS
 from hive.backends.described import prefix_cache
 from hive.conditions import FoundCondition
 from hive.control import schedule_times
@@ -26,6 +27,7 @@ from hive.domain import (
     BackendKind,
     Band,
     By,
+    Cluster,
     FoundCapabilities,
     ModelInfo,
 )
@@ -491,6 +493,24 @@ def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
     }
 
 
+def cluster_view(cluster: Cluster | None) -> system.ClusterView | None:
+    """A cluster with its engine's name as people know it.
+
+    >>> cluster_view(Cluster(engine="ray", wanted=2, running=1, slots_each=8))["label"]
+    'Ray Serve'
+    """
+    if cluster is None:
+        return None
+    return cast(system.ClusterView, {**msgspec.to_builtins(cluster), "label": LABELS[cluster.engine]})
+
+
+def backend_view(backend: BackendInfo | None) -> system.Backend | None:
+    """The inference server in use."""
+    if backend is None:
+        return None
+    return cast(system.Backend, {**msgspec.to_builtins(backend), "cluster": cluster_view(backend.cluster)})
+
+
 def inference_view(
     backend: BackendInfo | None,
     models: list[ModelInfo],
@@ -514,6 +534,7 @@ def inference_view(
         "prefix_cache": "" if backend is None else prefix_cache(backend, settings),
         "warning": "" if backend is None else backend.warning,
         "capabilities": _capabilities(FoundCapabilities() if backend is None else backend.capabilities),
+        "cluster": None if backend is None else cluster_view(backend.cluster),
         "models": [msgspec.to_builtins(model) for model in models],
         "switch": switch,
         "speculation": speculation,

@@ -18,6 +18,7 @@ from hive.conditions import FoundCondition
 from hive.doctor.checks import (
     adapters,
     backends,
+    cluster,
     comfyui,
     docker,
     files,
@@ -53,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     *units.CHECKS,
     *stores.CHECKS,
     *backends.CHECKS,
+    *cluster.CHECKS,
     *pool.CHECKS,
     *comfyui.CHECKS,
     *runner_programs.CHECKS,

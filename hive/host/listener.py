@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -69,6 +70,34 @@ def parse_listening(text: str) -> list[tuple[int, str]]:
     """
     rows = [line.split() for line in text.splitlines()[1:]]
     return [(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _TCP_LISTEN]
+
+
+def listening_addresses(port: int) -> tuple[str, ...]:
+    """The addresses at which somebody listens at this port, `0.0.0.0` and `::` for all of the host's."""
+    found: dict[str, None] = {}
+    for table in NET_TABLES:
+        with suppress(OSError):
+            found |= dict.fromkeys(parse_addresses(Path(table).read_text(), port))
+    return tuple(found)
+
+
+def parse_addresses(text: str, port: int) -> list[str]:
+    r"""
+    >>> row = " 0: {}:2049 00000000:0000 0A 0:0 00:0 0 0 0 4242 1"
+    >>> parse_addresses("\n" + row.format("0100007F") + "\n" + row.format("0200F50A"), 8265)
+    ['127.0.0.1', '10.245.0.2']
+    >>> parse_addresses("\n" + row.format("0" * 32), 8265)
+    ['::']
+    """
+    rows = [line.split() for line in text.splitlines()[1:]]
+    found = [row[1].partition(":") for row in rows if len(row) > 9 and row[3] == _TCP_LISTEN]
+    return [_address(digits) for digits, _, at in found if int(at, 16) == port]
+
+
+def _address(digits: str) -> str:
+    """An address as the kernel writes it: words of 32 bits, each in the order of this machine."""
+    words = [int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8)]
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
 
 
 def holders_of(inodes: Collection[str]) -> Iterator[int]:

@@ -15,7 +15,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.audit.approval import Approval
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import AlsoOfJob, Jobs, both, job_error
-from hive.domain import Band, DeploymentState, JobState
+from hive.domain import BackendInfo, Band, DeploymentState, JobState
 from hive.errors import Cancelled, DependencyDown, HiveError, ModelBusy, NotApproved, WrongState
 from hive.pool.expected import expected_in_s
 from hive.pool.state import Demand, SlotState
@@ -62,10 +62,12 @@ class PoolOrders:
         helper: SlotServers,
         deployments: Deployments,
         has_rule: Callable[[str], bool] = lambda _: False,
+        in_use: Callable[[], BackendInfo | None] = lambda: None,
     ) -> None:
-        """`has_rule`: whether an operation needs more than a role."""
+        """`has_rule`: whether an operation needs more than a role; `in_use`: the backend beside the pool."""
         self.pool = pool
         self._has_rule = has_rule
+        self._in_use = in_use
         self._why_off = why_off
         self._jobs = jobs
         self._database = database
@@ -86,7 +88,7 @@ class PoolOrders:
         await self.pool.refresh()
 
     def view(self) -> PoolView:
-        return view_of(self.pool, why_off=self._why_off)
+        return view_of(self.pool, why_off=self._why_off, in_use=self._in_use())
 
     def explain(self, model: str, band: Band) -> PoolExplanation:
         """Raises NotFound with the names there are."""

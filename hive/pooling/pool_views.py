@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
+from hive.backends.capacity import LABELS
 from hive.backends.counters import Drafts
 from hive.backends.kinds import spec_of
 from hive.backends.speculation import NONE, Acceptance
-from hive.domain import Band
+from hive.domain import BackendInfo, Band
 from hive.pool.accounts import charged_in, free_bytes
 from hive.pool.bound import load_progress
 from hive.pool.explain import explain
@@ -37,8 +38,9 @@ from hive.shapes.system import Speculation
 HOST_MEMORY = "host memory"
 
 
-def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
-    """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool."""
+def view_of(pool: ModelPool, *, why_off: str, in_use: BackendInfo | None = None) -> PoolView:
+    """All accounts and all slots, in the order in which they are described. `why_off`: why there is to be no pool;
+    `in_use`: the backend beside it."""
     now = time.monotonic()
     facts = pool.facts(now)
     has_any = pool.has_slots or bool(list(pool.leases))
@@ -47,7 +49,7 @@ def view_of(pool: ModelPool, *, why_off: str) -> PoolView:
         why_not=why_off or ("" if has_any else "no model is described: [model NAME] in hive.conf"),
         accounts=[_account(pool, account, facts) for account in facts.accounts],
         slots=[slot_view(pool, slot, facts, now) for slot in pool.slots.values()],
-        backends=[_backend(slot) for slot in pool.backends.known],
+        backends=[*map(_backend, pool.backends.known), *_cluster(in_use, {slot.kind for slot in pool.backends.known})],
         leases=[_lease(lease) for lease in pool.leases],
     )
 
@@ -71,7 +73,26 @@ def _backend(slot: BackendSlot) -> PoolBackend:
         SlotState.STOPPING: "It has ended, and its memory is waited for",
         SlotState.FAILED: f"There is no room for it: {slot.why_not}",
     }.get(slot.state, "It is in use; `hive backend switch` changes that")
-    return PoolBackend(kind=slot.kind, state=str(slot.state), why=why, grants=_grants(slot.grants))
+    return PoolBackend(kind=slot.kind, state=str(slot.state), why=why, slots=None, grants=_grants(slot.grants))
+
+
+def _cluster(in_use: BackendInfo | None, booked: Set[str]) -> list[PoolBackend]:
+    """The cluster in use: places and no bytes. None where there is none, or it is a service of this host, which is in
+    the books by what it takes (`booked`).
+
+    >>> ray = Cluster(engine="ray", wanted=2, running=1, slots_each=8)
+    >>> [row] = _cluster(BackendInfo(kind="remote", address="h:1", up=True, places=8, cluster=ray), frozenset())
+    >>> row["state"], row["slots"], row["grants"], row["why"]
+    ('ready', 8, [], '1 of 2 replicas of Ray Serve run, and none of their memory is the pool\'s')
+    >>> _cluster(BackendInfo(kind="vllm", address="h:1"), frozenset())
+    []
+    """
+    if in_use is None or (cluster := in_use.cluster) is None or in_use.kind in booked:
+        return []
+    told = f"{cluster.running} of {cluster.wanted} replicas of {LABELS[cluster.engine]} run"
+    why = f"{told}, and none of their memory is the pool's" if in_use.up else "It does not answer"
+    state = SlotState.READY if in_use.up else SlotState.FAILED
+    return [PoolBackend(kind=in_use.kind, state=str(state), why=why, slots=in_use.places, grants=[])]
 
 
 def _grants(grants: Sequence[Grant]) -> list[PoolGrant]:

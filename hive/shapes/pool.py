@@ -61,11 +61,13 @@ class PoolSlot(TypedDict):
 
 
 class PoolBackend(TypedDict):
-    """A service of `hive backend` in the pool's memory: no model's demand makes it leave, a switch does."""
+    """A service of `hive backend` in the pool's memory: no model's demand makes it leave, a switch does. Or the cluster
+    in use, which has places and no memory of the pool's: no grants."""
 
     kind: str
     state: Annotated[str, Meta(description="cold (it waits for room), loading, ready, stopping or failed.")]
     why: Annotated[str, Meta(description="Why it is so, one sentence.")]
+    slots: Annotated[int | None, Meta(description="Requests a cluster works on at once; null for a service.")]
     grants: list[PoolGrant]
 
 

@@ -75,6 +75,37 @@ def kind_of(backend: BackendInfo | None) -> BackendKind | None:
     return None if backend is None else BackendKind(backend.kind)
 
 
+class ClusterNodeView(TypedDict):
+    """One machine of a cluster, by the name its engine has for it. `up`: something on it can answer a request."""
+
+    name: str
+    up: bool
+    replicas: Annotated[int, Meta(description="Of the model, running there.")]
+
+
+class ClusterView(TypedDict):
+    """A distributed engine behind the backend's address, as it tells of itself."""
+
+    engine: Annotated[str, Meta(description="router, ray or vllm (its own data parallelism).")]
+    label: Annotated[str, Meta(description="The engine, as people know it.")]
+    wanted: Annotated[int, Meta(description="Replicas that are meant to run.")]
+    running: int
+    slots_each: Annotated[int, Meta(description="Requests that one replica works on at once; 0 is not known.")]
+    nodes: list[ClusterNodeView]
+    stuck: Annotated[
+        list[str], Meta(description="Ranks whose tokens stand still while requests run; none of `running`.")
+    ]
+    asked_at: Annotated[float, Meta(description="Unix seconds of the last answer; 0: there was none yet.")]
+    notes: Annotated[list[str], Meta(description="Codes of what `hive doctor cluster` says more of.")]
+    waiting: Annotated[
+        int | None, Meta(description="Requests in its own queue, none of Hive's; null: it does not tell.")
+    ]
+    waited_s: Annotated[
+        float | None, Meta(description="How long requests stood there of late, on average; null: it does not tell.")
+    ]
+    why_none: Annotated[str, Meta(description="Why no request can run there; empty where one can.")]
+
+
 class Backend(TypedDict):
     """The inference server in use, as it was seen last."""
 
@@ -89,6 +120,7 @@ class Backend(TypedDict):
     warning: Annotated[str, Meta(description="What contradicts `slots`; empty where nothing does.")]
     id_slots: Annotated[int, Meta(description="Slots of which Hive names one for each request; 0 where it names none.")]
     capabilities: BackendCapabilities
+    cluster: Annotated[ClusterView | None, Meta(description="null: one server answers there, and no cluster.")]
 
 
 class Condition(TypedDict):
@@ -300,6 +332,7 @@ class InferenceServer(TypedDict):
     prefix_cache: Annotated[str, Meta(description="Who may meet whose prompts in its prefix cache, in words.")]
     warning: str
     capabilities: BackendCapabilities
+    cluster: Annotated[ClusterView | None, Meta(description="null: one server answers there, and no cluster.")]
     models: list[Model]
 
 

@@ -256,7 +256,7 @@ class Top(App[int]):
         )
         self._panes["queue"].show(
             lambda width: panes.waiting_lines(snapshot, width, room.flow, unicode=unicode),
-            title=panes.queue_title(snapshot.queue),
+            title=panes.queue_title(snapshot.queue, snapshot.backend),
         )
         self._panes["events"].show(panes.event_lines(snapshot.events, room.events), title="events")
 

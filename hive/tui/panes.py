@@ -11,9 +11,9 @@ from hive.terminal_text import shares
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
 from hive.tui.charts import with_scale
 from hive.tui.gpus import Drawing, gpu_lines
-from hive.tui.lines import ROLES, Line, LinePart, joined, line, text_of, wrapped
+from hive.tui.lines import ROLES, Line, LinePart, Role, joined, line, text_of, wrapped
 from hive.tui.pool import load_lines, pool_lines, pool_title
-from hive.tui.snapshot import BackendRow, EventLine, QueueLine, Snapshot, TenantQueueLine
+from hive.tui.snapshot import BackendRow, ClusterLine, EventLine, QueueLine, Snapshot, TenantQueueLine
 
 NOBODY_SAYS = "the proxy does not answer this user"
 JUMP_S = 5.0
@@ -32,6 +32,7 @@ def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     if snapshot.wakes is not None:
         p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
         second.append(line(f"{some(snapshot.wakes, 'wake')}{p50}"))
+    second.append(_nodes(snapshot.backend))
     if snapshot.isolation:
         second.append(line(LinePart(f"isolation {snapshot.isolation}", "dim")))
     return [found for found in (joined([*first, _agents(snapshot)]), joined(second)) if found]
@@ -73,14 +74,41 @@ def backend_line(backend: BackendRow | None) -> Line:
     if backend.switching:
         return line(LinePart(f"switching: {backend.switching}", "going"))
     slots = "" if backend.slots is None else f", {backend.slots} at once"
-    name = backend.label.partition(" at ")[0]
-    return line("backend ", LinePart("up", "good") if backend.up else LinePart("DOWN", "bad"), f": {name}{slots}")
+    state = LinePart("up", "good") if backend.up else LinePart("DOWN", "bad")
+    if (cluster := backend.cluster) is None:
+        return line("backend ", state, f": {backend.label.partition(' at ')[0]}{slots}")
+    return line("backend ", state, f": {cluster.label} ", *_replicas(cluster), slots)
+
+
+def _replicas(cluster: ClusterLine) -> Line:
+    """Replicas that run, of those that should.
+
+    >>> text_of([_replicas(ClusterLine(label="Ray Serve", running=1, wanted=2, stuck=["1"]))])
+    '1/2 replicas, 1 stuck'
+    """
+    is_well = cluster.running >= cluster.wanted and not cluster.stuck
+    role: Role = "" if is_well else "warn" if cluster.running and not cluster.stuck else "bad"
+    stuck = [LinePart(f", {len(cluster.stuck)} stuck", "bad")] if cluster.stuck else []
+    return line(LinePart(f"{cluster.running}/{cluster.wanted} replicas", role), *stuck)
+
+
+def _nodes(backend: BackendRow | None) -> Line:
+    """
+    >>> text_of([_nodes(None)])
+    ''
+    """
+    cluster = None if backend is None else backend.cluster
+    if cluster is None or not cluster.nodes:
+        return ()
+    up = cluster.nodes - len(cluster.down)
+    return line(LinePart(f"nodes {up}/{cluster.nodes} up", "warn" if cluster.down else ""))
 
 
 def wrong_with(snapshot: Snapshot) -> list[str]:
     """The problems in words, the worst first, each with what to type; some may be empty."""
     told = [f"{one.text}; fix: {one.fix}" if one.fix else one.text for one in snapshot.conditions]
-    return [*told, "" if snapshot.backend is None else snapshot.backend.warning]
+    warning = "" if snapshot.backend is None else snapshot.backend.warning
+    return told if any(warning in text for text in told) else [*told, warning]
 
 
 def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list[Line]:
@@ -123,15 +151,18 @@ def waiting_lines(snapshot: Snapshot, width: int, room: int, *, unicode: bool) -
     return [*loads, *queue_lines(snapshot.queue, width, max(1, room - len(loads)), unicode=unicode)]
 
 
-def queue_title(queue: QueueLine | None) -> str:
-    """
+def queue_title(queue: QueueLine | None, backend: BackendRow | None = None) -> str:
+    """The requests that wait in Hive, and those that wait inside a cluster.
+
     >>> queue_title(None), queue_title(QueueLine(2, 3, None, [])), queue_title(QueueLine(4, 3, 4, []))
     ('queue: unknown', 'queue: 3 waiting, 2 running', 'queue: 3 waiting, 4 of 4 running')
     """
     if queue is None:
         return "queue: unknown"
     of = "" if queue.slots is None else f" of {queue.slots}"
-    return f"queue: {queue.waiting} waiting, {queue.running}{of} running"
+    cluster = None if backend is None else backend.cluster
+    inside = f", {cluster.waiting} inside" if cluster is not None and cluster.waiting else ""
+    return f"queue: {queue.waiting} waiting, {queue.running}{of} running{inside}"
 
 
 def queue_lines(queue: QueueLine | None, width: int, room: int, *, unicode: bool) -> list[Line]:
@@ -240,7 +271,7 @@ def plain(snapshot: Snapshot, width: int, *, unicode: bool, rows: int | None = N
     lines += [one_line(problem, unicode=unicode) for problem in wrong_with(snapshot) if problem]
     lines += [] if snapshot.pool is None else [pool_title(snapshot.pool)]
     lines += [text_of([parts]) for parts in memory_lines(snapshot, 1000, drawing)]
-    lines.append(queue_title(snapshot.queue))
+    lines.append(queue_title(snapshot.queue, snapshot.backend))
     if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):
         lines += [text_of([parts]) for parts in waiting_lines(snapshot, width, 1000, unicode=unicode)]
     lines += ["", line_of([column.head for column in columns], columns, width, unicode=unicode)]

@@ -60,8 +60,22 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     held_at: float | None = None
 
 
+class ClusterLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster behind the backend's address, in short. `down`: its machines on which nothing answers."""
+
+    label: str
+    running: int
+    wanted: int
+    nodes: int = 0
+    down: list[str] = []
+    stuck: list[str] = []
+    waiting: int | None = None
+    why_none: str = ""
+
+
 class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The inference server in use. `switching`: how far a switch is, empty where none is under way."""
+    """The inference server in use. `switching`: how far a switch is, empty where none is under way. `cluster`: None
+    where one server answers."""
 
     kind: str
     label: str
@@ -72,6 +86,7 @@ class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
     models: list[str]
     switching: str
+    cluster: ClusterLine | None = None
 
 
 class TenantQueueLine(msgspec.Struct, frozen=True):
@@ -477,6 +492,22 @@ def _backend(answer: Answer) -> BackendRow | None:
         warning=answer["warning"],
         models=[model["name"] for model in answer["models"]],
         switching=switching,
+        cluster=_cluster(answer.get("cluster")),
+    )
+
+
+def _cluster(answer: Answer | None) -> ClusterLine | None:
+    if answer is None:
+        return None
+    return ClusterLine(
+        label=answer["label"].partition("'s ")[0],  # of vLLM's data parallelism: the line is short
+        running=answer["running"],
+        wanted=answer["wanted"],
+        nodes=len(answer["nodes"]),
+        down=[node["name"] for node in answer["nodes"] if not node["up"]],
+        stuck=answer["stuck"],
+        waiting=answer["waiting"],
+        why_none=answer["why_none"],
     )
 
 

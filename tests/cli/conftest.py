@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from hive.agents.lifecycle import AgentLifecycle
 from hive.cli.main import main
-from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier, UsageEvent
+from hive.domain import BackendInfo, BackendKind, Cluster, ModelInfo, RuntimeKind, Tier, UsageEvent
 from hive.host import memory
 from hive.link.messages import Activity
 from hive.sandbox.server import HelperServer
@@ -232,6 +233,11 @@ async def spend(box: Box, agent: str, count: int = 1, *, at: float | None = None
     ]
     await box.daemon._database.write(lambda conn: usage.insert(conn, events))
     return events[-1].id
+
+
+def show_cluster(box: Box, cluster: Cluster) -> None:
+    """The daemon has found a cluster."""
+    box.services.effects.backend = replace(DEMO, cluster=cluster)
 
 
 def show_backend(box: Box, *models: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hive.cli import status
-from tests.cli.conftest import show_backend, spend
+from hive.domain import Cluster, ClusterNode
+from tests.cli.conftest import show_backend, show_cluster, spend
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -49,6 +50,41 @@ def test_the_backend_is_shown_with_its_models(hive: Hive) -> None:
     assert "  Priorities: kept in Hive's queue\n" in said
     assert "     Warning: the backend queues 3 requests itself\n" in said
     assert "demo   1.9 GiB  hive" in said
+
+
+CLUSTER = Cluster(
+    engine="ray",
+    wanted=2,
+    running=1,
+    slots_each=4,
+    nodes=(ClusterNode("10.245.0.1", True, 1), ClusterNode("10.245.0.2", False, 0)),
+    asked_at=1.0,
+    notes=("no_token", "one_ingress"),
+    waiting=3,
+    waited_s=1.25,
+)
+
+
+def test_a_cluster_is_shown_with_its_replicas_nodes_and_age_in_80_columns(hive: Hive) -> None:
+    hive.daemon.call(show_cluster, hive.box, CLUSTER)
+    said = hive("backend", "status").out
+    assert "     Cluster: Ray Serve, 1 of 2 replicas run, 4 at once each\n" in said
+    assert " ago: it does not answer\n" in said
+    assert "   Inside it: 3 requests wait in its own queue, of late for 1.2 s\n" in said
+    assert "      Set up: `hive doctor cluster`: no_token, one_ingress\n" in said
+    assert "NODE        STATE  REPLICAS\n10.245.0.1  up     1\n10.245.0.2  DOWN   0\n" in said
+    assert max(map(len, said.splitlines())) <= 80
+    cluster = hive("backend", "status", "--json").json["cluster"]
+    assert (cluster["label"], cluster["nodes"][1]) == ("Ray Serve", {"name": "10.245.0.2", "up": False, "replicas": 0})
+    status = hive("status").out
+    assert "  Cluster: Ray Serve, 1 of 2 replicas run, 4 at once each\n" in status
+    assert "1 of 2 replicas of Ray Serve at /r/demo.sock run, down: 10.245.0.2: requests\nwait longer\n" in status
+
+
+def test_a_plain_box_says_nothing_of_clusters(hive: Hive) -> None:
+    hive.daemon.call(show_backend, hive.box, "demo")
+    assert not any(word in hive("backend", "status").out for word in ("Cluster", "NODE", "Told"))
+    assert "Cluster" not in hive("status").out
 
 
 def test_events_say_what_changed_and_why(hive: Hive) -> None:

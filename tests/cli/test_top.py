@@ -53,6 +53,7 @@ BACKEND = {
     "warning": "the backend queues 3 requests itself",
     "models": ["demo"],
     "switching": "",
+    "cluster": None,
 }
 
 

@@ -105,6 +105,21 @@ async def test_ray_tells_at_its_dashboard_what_runs_behind_the_ingress() -> None
         assert "OpenAiIngress runs 0 of 2 replicas" in seen.info.cluster.why_none if seen.info.cluster else False
 
 
+async def test_a_ray_whose_dashboard_is_away_is_found_once_and_told_of_once_it_is_there() -> None:
+    async with playing() as backend, playing() as dashboard:
+        backend.serve("RUNNING", "RUNNING")
+        seen = Watched(backend, BackendKind.REMOTE, backend_cluster_url=f"http://{dashboard.address}")
+        for _ in range(3):
+            await seen.watch.check()
+            await seen.watch.look_at_cluster()
+        assert backend.asked.count("/readiness") == 1
+        assert "does not tell how many replicas run" in seen.info.warning
+        dashboard.serve("RUNNING", "RUNNING")
+        assert [await seen.places(), seen.info.warning] == [8, ""]
+        assert seen.info.cluster is not None
+        assert seen.info.cluster.notes == ("no_token",)
+
+
 async def test_rays_token_is_shown_and_without_it_the_warning_says_which_setting_names_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret\n")

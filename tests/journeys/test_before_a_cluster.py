@@ -104,7 +104,9 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def hive(engine: Engine) -> Iterator[Stack]:
-    with stack(url=f"http://127.0.0.1:{engine.port}", config="backend_cluster = none\n[tenant ours]\nweight = 1\n") as hive:
+    with stack(
+        url=f"http://127.0.0.1:{engine.port}", config="backend_cluster = none\n[tenant ours]\nweight = 1\n"
+    ) as hive:
         yield hive
 
 

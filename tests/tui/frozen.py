@@ -16,6 +16,7 @@ from hive.host.nvml import Nvml
 from hive.tui.snapshot import (
     AgentLine,
     BackendRow,
+    ClusterLine,
     EventLine,
     GpuRow,
     MemoryLine,
@@ -44,6 +45,14 @@ VLLM = BackendRow(
     models=["llama-3.1-70b"],
     switching="",
 )
+CLUSTER = msgspec.structs.replace(
+    VLLM,
+    label="vLLM at 10.245.0.3:3001",
+    address="10.245.0.3:3001",
+    slots=8,
+    cluster=ClusterLine(label="vLLM Router", running=1, wanted=2, nodes=2, down=["10.245.0.2"], waiting=3),
+)
+"""The router is well, one of its two workers is gone."""
 QUEUE = QueueLine(
     running=10,
     waiting=4,
@@ -218,6 +227,19 @@ def look(**fields: Any) -> Snapshot:
         "events": EVENTS,
     }
     return Snapshot(**given | fields)
+
+
+def short_cluster() -> Snapshot:
+    """One of two replicas runs."""
+    told: dict[str, Any] = {
+        "engine": "vLLM Router",
+        "at": CLUSTER.address,
+        "running": 1,
+        "wanted": 2,
+        "down": "10.245.0.2",
+    }
+    queue = msgspec.structs.replace(QUEUE, running=8, slots=8)
+    return look(backend=CLUSTER, queue=queue, **_wrong(condition("cluster_short", **told)))
 
 
 def wrong(*texts: str) -> dict[str, Any]:

@@ -58,6 +58,8 @@ EVERY = {
     "wide_pool_8_gpus": Picture(frozen.look(gpus=frozen.eight_gpus(), pool=frozen.pool(frozen.eight_gpus())), WIDE),
     "small_pool_ascii": Picture(frozen.look(pool=frozen.pool()), SMALL, options={"unicode": False}),
     "small_no_gpu": Picture(frozen.look(), SMALL),
+    "small_cluster": Picture(frozen.short_cluster(), SMALL),
+    "wide_cluster": Picture(frozen.short_cluster(), (160, 50)),
     "small_mig": Picture(frozen.look(gpus=frozen.mig()), SMALL),
     "large_mig": Picture(frozen.look(gpus=frozen.mig()), LARGE),
     "small_lost_gpu": Picture(frozen.look(gpus=frozen.lost()), SMALL),
