@@ -133,7 +133,7 @@ class BackendWatch:
         if self._settings().inference.cloud == CloudUse.NEVER and not origin_of(self._address).is_here:
             return  # that question would leave the box, too
         before = (_lasting(self.info), self.models)
-        is_hive = self._may_change and self._is_to_be_recognised(anew) and not await self._recognise()
+        is_hive = self._may_change and await self._is_to_be_recognised(anew) and not await self._recognise()
         if self._backend is None or self.info is None:
             return
         if spec_of(self.info.kind).is_remote:
@@ -164,11 +164,14 @@ class BackendWatch:
         """The models in memory, as `BackendControl.loaded`; None also where it is down."""
         return await self._backend.loaded() if self._backend is not None and self.up else None
 
-    def _is_to_be_recognised(self, anew: bool) -> bool:
+    async def _is_to_be_recognised(self, anew: bool) -> bool:
         """Whether what answers may be another kind of server than at the last look: it was away, or is read anew. A far
-        one is not asked more than it has to be."""
-        if self.info is None or not self.info.up:
+        one is not asked more than it has to be: only once it is back, as far as its kind can tell that."""
+        if self.info is None or self._backend is None:
             return True
+        if not self.info.up:
+            is_far = spec_of(self.info.kind).is_remote and not origin_of(self._address).is_here
+            return not is_far or await self._backend.health()
         age_s = asyncio.get_running_loop().time() - self._models_at
         return origin_of(self._address).is_here and (anew or age_s >= self._settings().daemon.models_refresh_s)
 

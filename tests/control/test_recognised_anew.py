@@ -180,6 +180,21 @@ async def test_while_it_is_up_and_known_it_is_asked_no_more_than_before() -> Non
         assert place.asked == ["/v1/models"]
 
 
+async def test_a_far_server_that_is_away_is_asked_one_thing_and_the_rest_once_it_is_back() -> None:
+    """Many hold it to a rate: eight questions every 30 s would keep it away."""
+    async with address({"/v1/models": (429, OK, b"slow down")}) as place:
+        far = f"0.0.0.0:{place.port}"  # to Hive an address like any other, to the kernel this machine
+        alone = Settings(inference=InferenceSection(backend_cluster="none"))
+        watch = BackendWatch(
+            BackendKind.REMOTE, far, settings=lambda: alone, on_checked=lambda _: None, may_change=True, is_named=True
+        )
+        await watch.check()
+        assert {*place.asked} == {"/v1/models"}
+        await place.becomes(VLLM)
+        await watch.check()
+        assert seen(watch) == (BackendKind.VLLM, True, "0.32.0")
+
+
 async def test_a_service_of_hives_own_stays_what_it_is() -> None:
     async with address(VLLM) as place:
         watch = BackendWatch(BackendKind.LLAMA, place.name, settings=Settings, on_checked=lambda _: None)

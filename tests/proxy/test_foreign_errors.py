@@ -84,7 +84,7 @@ async def test_a_lost_replicas_text_is_hives_502_in_the_clients_dialect(
             assert code in (FAILED, "")
             assert fields[b"content-type"] == b"application/json"
             assert b"x-should-retry" not in fields, "a client may try again"
-        assert [event.status for event in proxy.events] == [502, 502]
+        assert [(event.status, event.cut) for event in proxy.events] == [(502, False)] * 2, "it has the whole error"
         assert {(event.tokens_in, event.tokens_out) for event in proxy.events} == {(None, None)}, "it may have worked"
         assert proxy.path.slot.line.running == 0
 
@@ -193,6 +193,7 @@ async def test_behind_a_sign_of_life_it_is_the_last_event(tmp_path: Path, target
         assert b'"src":"hive"' in seen
         assert b"<html>" not in seen
         assert not bytes(seen).endswith(b"0\r\n\r\n"), "it must not look whole"
+        assert proxy.events[-1].cut
 
 
 # --- what a refused request costs ---------------------------------------------------------------------------------
