@@ -155,6 +155,7 @@ class Daemon:
         settings: Settings,
         *,
         backend: tuple[str, str] | None = None,
+        is_found: bool = False,
         isolation: Isolation = Isolation.NONE,
         freezer: str = "",
         run: str = "",
@@ -172,7 +173,8 @@ class Daemon:
 
         `freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
 
-        `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
+        `is_found`: nobody named the address of `backend`. `run`: which `hive up` this is a part of; what it was
+        switched to is forgotten with it.
         """
         settings, no_slots = with_slot_place(settings, is_apart=paths.apart, is_server=False)
         if no_slots:
@@ -336,6 +338,7 @@ class Daemon:
         models_dir = ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state))
         gpus = GpuMemoryReader()
         given = None if backend is None else Target(*backend)
+        self._is_found = is_found
         entries = entries_of(settings, models_dir.paths() if settings.pool.found else {}) if has_helper else {}
         adapters = self._adapter_files = AdapterDirectory(paths.adapters)
         for name in adapters.tidy():
@@ -721,13 +724,13 @@ class Daemon:
         elif chosen is not None and (self._has_units or not chosen.unit):
             self._active.choose(chosen)
         elif given is not None:
-            self._active.choose(given)
+            self._active.choose(given, is_named=not self._is_found)
         elif self._has_units and not inference.backend_url:
             self._active.chosen.clear()
             if kind is not None:
                 self._active.choose(service(kind))
         elif kind is not None:
-            self._active.choose(Target(kind, known))
+            self._active.choose(Target(kind, known), is_fixed=True)
         else:
             self._active.choose_whatever_answers(known)
 
@@ -1178,6 +1181,7 @@ def main(
     settings: Settings,
     *,
     backend: tuple[str, str] | None = None,
+    is_found: bool = False,
     isolation: Isolation = Isolation.NONE,
     origins: Mapping[str, SettingOrigin] | None = None,
     move_api: bool = False,
@@ -1200,6 +1204,7 @@ def main(
             paths,
             settings,
             backend=backend,
+            is_found=is_found,
             isolation=isolation,
             freezer=freezer,
             run=run,

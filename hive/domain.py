@@ -426,11 +426,14 @@ class FoundCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities a backend was found to have, by asking it; None where it does not tell, and its kind decides.
 
     `endpoints`: the paths it answers. `fields`: those of EXTRA (models/capabilities.py) that it takes in a request,
-    which are none of OpenAI's. `found`: in words, where that is known from.
+    which are none of OpenAI's. `salted`, `ordered`: the endpoints that take `cache_salt`, and `priority`. `found`: in
+    words, where that is known from.
     """
 
     endpoints: tuple[str, ...] | None = None
     fields: tuple[str, ...] | None = None
+    salted: tuple[str, ...] | None = None
+    ordered: tuple[str, ...] | None = None
     found: str = ""
 
 

@@ -393,6 +393,23 @@ class BackendDown(HiveError):
     exit_code = 5
 
 
+class BackendFailed(BackendDown):
+    """The backend failed."""
+
+    code = "backend_failed"
+
+
+class BackendRefused(Refusal):
+    """The backend refused the request."""
+
+    code = "backend_refused"
+
+    def __init__(self, message: str = "", status: int = 400) -> None:
+        """`status`: its own, below 500."""
+        super().__init__(message)
+        self.status = status
+
+
 class AgentDown(BackendDown):
     """The agent cannot be reached."""
 

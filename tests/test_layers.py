@@ -70,6 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "metering": LEAVES | {"endpoints", "dialects", "link", "backends.kinds", "store"},
     "proxy": LEAVES
     | {"endpoints", "metering", "queue", "bodies", "wire", "dialects", "link", "models", "backends.kinds", "store"}
+    | {"backends.described"}
     | {"host", "pool.ladder"},
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},

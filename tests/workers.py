@@ -36,7 +36,7 @@ SHARED = {
 }
 """Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; a
 box that is installed in this machine's network, with the ports of the settings."""
-APART = ("chaos", "bare", "systemd", "vsock")
+APART = ("chaos", "bare", "systemd", "vsock", "ray")
 """Markers of the suites that only .ci/run runs as a whole."""
 ENGINES = ("engines", "vllm", "diffusers", "docker")
 """Markers of the suite of `--engines`: what the default one has no time for."""

@@ -40,23 +40,6 @@ def named_slots(kind: str, told: int | None, settings: Settings) -> int:
     return told or 0 if is_on and spec_of(kind).asking.save_slot is not None else 0
 
 
-def takes_priority(kind: str, settings: Settings) -> bool:
-    """Whether the backend orders its own queue by the `priority` of a request."""
-    return spec_of(kind).orders_by_priority(settings.inference)
-
-
-def prefix_cache(kind: str, settings: Settings) -> str:
-    """Separation of prompts in the backend's prefix cache, in words.
-
-    >>> prefix_cache("ollama", Settings())
-    'shared between all agents (Ollama cannot separate it)'
-    """
-    spec = spec_of(kind)
-    if spec.can_separate and not settings.proxy.cache_isolation:
-        return "shared between all agents (cache_isolation = false)"
-    return spec.prefix_cache
-
-
 class OwnQueue:
     """Watches the backend's own queue, which stays empty where Hive's limit is the lower one.
 

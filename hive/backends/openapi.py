@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hive.backends.vllm_fields import PRIORITY, SALT
 from hive.domain import FoundCapabilities
 from hive.models.capabilities import EXTRA
 
@@ -66,7 +67,14 @@ def capabilities(description: bytes) -> FoundCapabilities | None:
     if "model" not in names:
         return None
     fields = tuple(name for name in EXTRA if name in names or name == IN_A_MESSAGE)
-    return FoundCapabilities(endpoints=endpoints, fields=fields, found="/openapi.json")
+    taken = {path: _fields(found, path) for path in endpoints}
+    return FoundCapabilities(
+        endpoints=endpoints,
+        fields=fields,
+        salted=tuple(path for path, names in taken.items() if SALT in names),
+        ordered=tuple(path for path, names in taken.items() if PRIORITY in names),
+        found="/openapi.json",
+    )
 
 
 def _fields(found: _Description, path: str) -> set[str]:

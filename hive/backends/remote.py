@@ -7,8 +7,18 @@ from typing import Any
 import msgspec
 
 from hive.backends import openai_answers
-from hive.backends.conversation import Answers, AskedServer, ControlAnswer, Conversation, get, shape
+from hive.backends.conversation import (
+    MOST_TEXT,
+    Answers,
+    AskedServer,
+    ControlAnswer,
+    Conversation,
+    get,
+    shape,
+    text,
+)
 from hive.backends.openai_answers import MODELS, ONE_TOKEN_PROMPT
+from hive.backends.ray_serve import ROUTES
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import BackendKind, Dialect, FoundCapabilities, ModelInfo, origin_of
 from hive.errors import BackendDown
@@ -16,6 +26,7 @@ from hive.settings.table import InferenceSection
 
 VERSIONS = ("openai-version", "x-litellm-version", "x-vllm-version")
 """Header fields in which such a server may tell which it is; OpenAI's dialect has no question for that."""
+RAY_SERVE = "Ray Serve"
 OPENAIS = (".openai.com", ".openai.azure.com")
 """Ends of the names of OpenAI's own servers, whose newer models refuse `max_tokens`; all of their chats take
 `max_completion_tokens`. Others that speak the dialect may pass over that one, and answer without a limit."""
@@ -66,6 +77,24 @@ def version_in(headers: dict[str, str]) -> str:
     return told if len(told) <= 200 and told.isprintable() else ""
 
 
+def routes_in(answer: ControlAnswer | None) -> list[str] | None:
+    """The routes of Ray Serve's applications; None where the answer is not its proxy's.
+
+    >>> routes_in(ControlAnswer(200, {}, b'{"/llm":"app"}')), routes_in(ControlAnswer(200, {}, b"{}"))
+    (['/llm'], [])
+    >>> routes_in(ControlAnswer(404, {}, b"{}")), routes_in(ControlAnswer(200, {}, b"<html>")), routes_in(None)
+    (None, None, None)
+    """
+    if answer is None or answer.status != 200 or not answer.body.lstrip().startswith(b"{"):
+        return None
+    try:
+        routes = list(msgspec.json.decode(answer.body, type=dict[str, str]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    are_routes = all(route.startswith("/") and len(route) <= MOST_TEXT and route.isprintable() for route in routes)
+    return routes if are_routes else None
+
+
 def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
     found = yield from shape(server, MODELS, _Models)
     return [
@@ -83,7 +112,11 @@ def version(server: AskedServer) -> Conversation[str]:
     answer = yield from get(MODELS)
     if answer.status != 200:
         raise BackendDown(refusal(server, answer.status))
-    return version_in(answer.headers)
+    told = version_in(answer.headers)
+    if told or origin_of(server.address).prefix:
+        return told
+    routes = yield from text(ROUTES)
+    return "" if routes is None or routes_in(ControlAnswer(200, {}, routes)) is None else RAY_SERVE
 
 
 def refusal(server: AskedServer, status: int) -> str:
@@ -131,7 +164,7 @@ SPEC = BackendSpec(
     kind=BackendKind.REMOTE,
     label="remote server of OpenAI's dialect",
     dialects=frozenset({Dialect.OPENAI}),
-    questions=(MODELS,),
+    questions=(MODELS, ROUTES),
     recognise=recognise,
     asking=Asking(
         health_path=MODELS,  # there is no other harmless question
@@ -154,5 +187,6 @@ SPEC = BackendSpec(
     places=places,
     prefix_cache="whoever runs the remote server decides; Hive shows it one key for all agents",
     why_not_flush="what a remote server keeps is for whoever runs it to flush",
+    is_as_described=True,
     is_remote=True,
 )

@@ -152,6 +152,8 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A clause, for a kind that no flush reaches."""
     can_separate: bool = False
     """True if it can be told to keep prompts apart; without cache_isolation it is not."""
+    is_as_described: bool = False
+    """True if its description decides where it takes vLLM's `cache_salt` and `priority` (hive.backends.described)."""
     why_far: Callable[[ModelInfo], str] | None = None
     """Reason that requests for a model leave the box, a clause; empty if they stay. None: it answers all by itself."""
 

@@ -25,21 +25,20 @@ from hive.backends.counters import Drafts, PrefixCache, ReportedLimits, draft_co
 from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests, Sleeping
 from hive.backends.speculation import DRAFT, vllm_words
+from hive.backends.vllm_fields import priority_field, salt_field
 from hive.domain import BackendKind, Band, Dialect, ModelInfo
 from hive.errors import AdapterMismatch, BackendDown, NotSupported
 from hive.models.adapter_names import is_engine_name
 from hive.models.cache_epochs import FlushedBy
 from hive.models.capabilities import EDITS
-from hive.models.salts import salt
 from hive.settings.table import InferenceSection
 
-PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
-"""A lower number goes first."""
 MOST_SAID = 400
 """Characters of its own words in an error."""
 _SCORES = ("/v1/rerank", "/rerank", "/v1/score", "/score")
 _SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", *_SCORES})
-"""Endpoints of 0.32 and 0.33 whose schema has `cache_salt` and `priority`; older ones pass over them."""
+"""Endpoints of 0.32 and 0.33 whose schema has `cache_salt` and `priority`, where it describes none; older ones pass
+over them."""
 
 
 # --- which it is, and what it says of itself ---------------------------------------------------------------------
@@ -257,22 +256,11 @@ def cache_fields(
     apart: bool,  # noqa: ARG001 - a salt costs nothing
     flushed: tuple[str, ...],
 ) -> Fields:
-    """The salt of a group; another one after each flush of it.
-
-    >>> before, after = (cache_fields("/v1/completions", "tenant a", "", False, (x,)) for x in ("all 1", "all 2"))
-    >>> before[0][0], before == after
-    ('cache_salt', False)
-    """
-    return (("cache_salt", msgspec.json.encode(salt(group, tag, *flushed))),) if endpoint in _SALTED else ()
+    return salt_field(group, tag, flushed) if endpoint in _SALTED else ()
 
 
 def priority_fields(endpoint: str, band: Band) -> Fields:
-    """The place in its own queue.
-
-    >>> priority_fields("/v1/completions", Band.HIGH)
-    (('priority', b'0'),)
-    """
-    return (("priority", PRIORITY[band]),) if endpoint in _SALTED else ()
+    return priority_field(band) if endpoint in _SALTED else ()
 
 
 # --- how it is started -------------------------------------------------------------------------------------------
@@ -369,6 +357,7 @@ SPEC = BackendSpec(
     prefix_cache="separated by tenant (salt)",
     flushed_by=FlushedBy.SALT,
     can_separate=True,
+    is_as_described=True,
     model_format="hf",
     model_key="vllm_model",
     program=lambda inference: inference.vllm_program,

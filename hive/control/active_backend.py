@@ -94,8 +94,9 @@ class Active:
         await asyncio.wait([asking])  # a caller that leaves does not end it for others
         return self.up
 
-    def choose(self, target: Target) -> None:
-        """This one, before anything is watched."""
+    def choose(self, target: Target, *, is_fixed: bool = False, is_named: bool = True) -> None:
+        """This one, before anything is watched. Of a server that Hive does not start, the kind may be another one each
+        time that it comes back, unless it `is_fixed`; any of OpenAI's dialect, if somebody named its address."""
         self._take(
             BackendWatch(
                 target.kind,
@@ -103,6 +104,8 @@ class Active:
                 settings=lambda: self._effects.settings,
                 on_checked=self._checked,
                 on_read=self._read,
+                may_change=not (is_fixed or target.unit),
+                is_named=is_named,
                 tokens_come=self._proxy_link.tokens_come,
             )
         )

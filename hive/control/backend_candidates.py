@@ -13,7 +13,7 @@ import msgspec
 from hive.backends.ask import parse_address
 from hive.backends.kinds import SPECS, spec_of
 from hive.backends.launch import SERVICES, STARTED, socket_of, unit_of
-from hive.backends.recognise import CANDIDATES, recognise, why_unknown
+from hive.backends.recognise import CANDIDATES, NAME_WHAT_IS_BEHIND, look, recognise, why_no_hive, why_unknown
 from hive.backends.switch import STOP_GRACE_S, Target
 from hive.domain import BackendInfo, origin_of
 from hive.errors import DependencyDown, HiveError, LinkLost, NotSupported, UsageError, did_you_mean
@@ -143,10 +143,13 @@ def readable(access: AccessOf) -> RemoteAccess:
 
 
 async def at_address(asked: str, access: RemoteAccess) -> Target:
-    """The server that answers at an address somebody named. Raises UsageError, DependencyDown with the reason, and the
-    errors of reading the authorities."""
+    """The server that answers at an address somebody named. Raises UsageError, DependencyDown with the reason,
+    NotSupported for a Hive, and the errors of reading the authorities."""
     address = parse_address(asked)
-    found = await recognise(address, access)
+    looked = await look(address, access)
+    if looked.is_hive:
+        raise NotSupported(why_no_hive(address), hint=NAME_WHAT_IS_BEHIND)
+    found = looked.info
     if found is None:
         why = await why_unknown(address, access)
         is_here = origin_of(address).is_here

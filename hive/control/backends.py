@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from hive.backends.backend import BackendControl, open_backend
-from hive.backends.concurrency import OwnQueue, choose_places, named_slots, takes_priority
+from hive.backends.concurrency import OwnQueue, choose_places, named_slots
+from hive.backends.described import takes_priority
 from hive.backends.kinds import spec_of
-from hive.backends.recognise import recognise
+from hive.backends.recognise import NAME_WHAT_IS_BEHIND, look, why_no_hive
 from hive.control.cluster_watch import ClusterWatch, unknown
-from hive.domain import BackendInfo, CloudUse, ModelInfo, origin_of
+from hive.domain import BackendInfo, BackendKind, CloudUse, ModelInfo, origin_of
 from hive.errors import HiveError
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of
 from hive.settings.table import Settings
@@ -31,6 +32,8 @@ class BackendWatch:
     """One backend at one address; `found` is None while its kind is unknown.
 
     `settings()`: those in force at that moment. `kind` None: whatever answers at `address` is recognised first.
+    `may_change`: also each time that it was down or not read for long, so that another kind of server may answer there
+    by then. `is_named`: somebody named the address, so that any server of OpenAI's dialect may.
     `on_read` is called with what it offers, each time that was read; `on_checked(changed)` after each check; `changed`:
     `info` or `models` are not what they were. A backend that is down is a state, no failure. `tokens_come`: as
     `ClusterWatch` has it.
@@ -44,12 +47,16 @@ class BackendWatch:
         settings: Callable[[], Settings],
         on_checked: Callable[[bool], None],
         on_read: Callable[[BackendControl, Sequence[ModelInfo]], Awaitable[None]] | None = None,
+        may_change: bool = False,
+        is_named: bool = False,
         tokens_come: Callable[[], Awaitable[bool]] = unknown,
     ) -> None:
         self._address = address
         self._settings = settings
         self._on_checked = on_checked
         self._on_read = on_read
+        self._may_change = may_change or kind is None
+        self._is_named = is_named
         self._backend: BackendControl | None = None
         self._told_places: int | None = None
         self._own_queue = OwnQueue()
@@ -61,6 +68,7 @@ class BackendWatch:
         """Unix seconds at which it said what it offers; None where it never has."""
         self._models_at = float("-inf")
         self._mark = ""
+        self._hive_warning = ""
         self._checking = asyncio.Lock()
         self.checked = asyncio.Event()
         """Set once the first check is over."""
@@ -125,15 +133,14 @@ class BackendWatch:
         if self._settings().inference.cloud == CloudUse.NEVER and not origin_of(self._address).is_here:
             return  # that question would leave the box, too
         before = (_lasting(self.info), self.models)
-        if self._backend is None and (found := await self._recognised()) is not None:
-            self._take(found.kind)
+        is_hive = self._may_change and await self._is_to_be_recognised(anew) and not await self._recognise()
         if self._backend is None or self.info is None:
             return
         if spec_of(self.info.kind).is_remote:
             self._backend = open_backend(self.info.kind, self._address, self._access())  # perhaps with another key
         if anew:
             await self._backend.look_for_files()
-        up = await self._backend.health() or self._cluster.routes_around
+        up = not is_hive and (await self._backend.health() or self._cluster.routes_around)
         now = asyncio.get_running_loop().time()
         is_due = anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s
         if up and not (is_due and self._mark):  # the first mark is older than the first list
@@ -147,6 +154,7 @@ class BackendWatch:
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
             await self._look_at_queue(self._backend)
+        self._say_of_hive(is_hive=is_hive)
         changed = before != (_lasting(self.info), self.models)
         if changed:
             log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
@@ -156,10 +164,39 @@ class BackendWatch:
         """The models in memory, as `BackendControl.loaded`; None also where it is down."""
         return await self._backend.loaded() if self._backend is not None and self.up else None
 
-    async def _recognised(self) -> BackendInfo | None:
-        """The kind of the server: of any server where settings name its URL."""
-        inference = self._settings().inference
-        return await recognise(self._address, self._access() if inference.backend_url else None)
+    async def _is_to_be_recognised(self, anew: bool) -> bool:
+        """Whether what answers may be another kind of server than at the last look: it was away, or is read anew. A far
+        one is not asked more than it has to be: only once it is back, as far as its kind can tell that."""
+        if self.info is None or self._backend is None:
+            return True
+        if not self.info.up:
+            is_far = spec_of(self.info.kind).is_remote and not origin_of(self._address).is_here
+            return not is_far or await self._backend.health()
+        age_s = asyncio.get_running_loop().time() - self._models_at
+        return origin_of(self._address).is_here and (anew or age_s >= self._settings().daemon.models_refresh_s)
+
+    async def _recognise(self) -> bool:
+        """Takes the kind of what answers; one that is not known, as it loads or is silent, stays what it was. False
+        where it is a Hive."""
+        is_named = self._is_named or bool(self._settings().inference.backend_url)
+        found = await look(self._address, self._access() if is_named else None)
+        kind = found.info.kind if found.info is not None else BackendKind.REMOTE if found.is_hive else None
+        if kind is not None and (self.info is None or (self.info.kind != kind and not found.is_hive)):
+            if self.info is not None:
+                log.info("backend_is_another address=%s kind=%s was=%s", self._address, kind, self.info.kind)
+                self._told_places, self._mark = None, ""
+            self._take(kind)
+        return not found.is_hive
+
+    def _say_of_hive(self, *, is_hive: bool) -> None:
+        """Warns, once, of a Hive at the address; it is no backend, and counts as down."""
+        assert self.info is not None
+        warning = f"{why_no_hive(self._address)}; {NAME_WHAT_IS_BEHIND}" if is_hive else ""
+        if warning and not self._hive_warning:
+            log.error("backend_is_hive address=%s why='%s'", self._address, warning)
+        if warning != self._hive_warning:
+            self._hive_warning = warning
+            self._use_places()
 
     def _access(self) -> RemoteAccess:
         """Without a key where that cannot be read: the server then says that it asks for one."""
@@ -188,7 +225,8 @@ class BackendWatch:
         assert self.info is not None
         self._models_at = now
         self.seen_at = time.time()
-        self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities)
+        priority = takes_priority(self.info.kind, self._settings(), capabilities)
+        self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities, priority=priority)
         self.models = models
         return True
 
@@ -222,7 +260,7 @@ class BackendWatch:
             self.info,
             places=places,
             places_from=places_from,
-            warning="; ".join(filter(None, (capacity.warning, self._queue_warning))),
+            warning="; ".join(filter(None, (self._hive_warning, capacity.warning, self._queue_warning))),
             id_slots=named_slots(self.info.kind, self._told_places, self._settings()),
             cluster=capacity.cluster,
         )

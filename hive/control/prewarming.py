@@ -197,8 +197,10 @@ class Prewarmer:
 
     def _longest_s(self) -> float:
         """The proxy itself gives up sooner: in the line, or at the backend."""
-        proxy = self._effects.settings.proxy
-        return proxy.queue_wait_s + proxy.connect_s + proxy.first_byte_s + BEYOND_PROXY_S
+        settings = self._effects.settings
+        proxy, models = settings.proxy, settings.models.values()
+        own_s = (settings.inference.first_byte_s, *(row.first_byte_s for row in models))
+        return proxy.queue_wait_s + proxy.connect_s + max(proxy.first_byte_s, *own_s) + BEYOND_PROXY_S
 
     # prompts and their holders -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from hive.agents.restarts import with_restarts
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
 from hive.backends.capacity import LABELS
-from hive.backends.concurrency import prefix_cache
+from hive.backends.described import prefix_cache
 from hive.conditions import FoundCondition
 from hive.control import schedule_times
 from hive.control.backend_candidates import BackendCandidate
@@ -493,6 +493,8 @@ def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
     return {
         "endpoints": None if told.endpoints is None else list(told.endpoints),
         "fields": None if told.fields is None else list(told.fields),
+        "salted": None if told.salted is None else list(told.salted),
+        "ordered": None if told.ordered is None else list(told.ordered),
         "found": told.found,
     }
 
@@ -535,7 +537,7 @@ def inference_view(
         "slots": None if backend is None else backend.places,
         "slots_from": "" if backend is None else backend.places_from,
         "priority": backend is not None and backend.priority,
-        "prefix_cache": "" if backend is None else prefix_cache(backend.kind, settings),
+        "prefix_cache": "" if backend is None else prefix_cache(backend, settings),
         "warning": "" if backend is None else backend.warning,
         "capabilities": _capabilities(FoundCapabilities() if backend is None else backend.capabilities),
         "cluster": None if backend is None else cluster_view(backend.cluster),

@@ -34,6 +34,7 @@ ALSO_DAEMON = frozenset(
 )
 ALSO_PROXY = frozenset(
     {
+        "inference.first_byte_s",
         *("inference.default_model", "inference.token_tracking", "inference.backend_limit_name", "inference.cloud"),
         *("pool.load_depth", "pool.load_wait_s"),
     }
@@ -151,6 +152,7 @@ def applied_by(name: Name) -> list[str]:
         section in ("tenant", "fields", "budget", "task", "images")
         or section.startswith("grammar_")
         or full in ALSO_PROXY
+        or (section == "model" and name.key == "first_byte_s")
     )
     reload_proxy = reload_proxy or (section == "proxy" and full not in BOUND)
     restarted = [

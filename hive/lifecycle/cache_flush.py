@@ -21,7 +21,7 @@ from hive.audit.approval import Approval
 from hive.audit.audit_log import AuditLog
 from hive.audit.jobs import Jobs, check_job, job_error
 from hive.backends.backend import BackendControl, open_backend
-from hive.backends.concurrency import prefix_cache
+from hive.backends.described import flushed_by, prefix_cache, why_not_flushed
 from hive.backends.kinds import spec_of
 from hive.control.active_backend import Active
 from hive.control.effects import DaemonEffects
@@ -161,7 +161,7 @@ class CacheFlusher:
         backend = effects.backend
         told = [self._view_of(server, model) for server in await self._servers() for model in server.models]
         return {
-            "separation": "" if backend is None else prefix_cache(backend.kind, effects.settings),
+            "separation": "" if backend is None else prefix_cache(backend, effects.settings),
             "models": sorted(told, key=lambda one: one["model"]),
             "flushes": [self._view_of_flush(one) for one in self._raised if one.key != SHARED],
             "flushing": list(self._going),
@@ -169,13 +169,13 @@ class CacheFlusher:
         }
 
     def _view_of(self, server: CacheServer, model: str) -> CachedModel:
-        spec, counted = spec_of(server.kind), self.counts.by_model.get(model)
+        counted = self.counts.by_model.get(model)
         return {
             "model": model,
             "backend": str(server.kind),
             "pooled": bool(server.name),
-            "flushed_by": str(spec.flushed_by),
-            "why_not": spec.why_not_flush,
+            "flushed_by": str(flushed_by(server.kind, server.told)),
+            "why_not": why_not_flushed(server.kind, server.told),
             "requests": None if counted is None else counted.requests,
             "hits": None if counted is None else counted.hits,
             "tokens": None if counted is None else counted.tokens,
@@ -199,6 +199,7 @@ class CacheFlusher:
                 address=slot.backend.address,
                 models=(slot.model,),
                 holds=_holds(slot),
+                told=slot.backend.capabilities,
             )
             for slot in self._pool.slots.values()
         ]
@@ -213,7 +214,9 @@ class CacheFlusher:
         target = self._active.target
         is_own = target is not None and bool(target.unit)
         return [
-            CacheServer(name="", kind=info.kind, address=info.address, models=tuple(own), is_own=is_own),
+            CacheServer(
+                name="", kind=info.kind, address=info.address, models=tuple(own), is_own=is_own, told=info.capabilities
+            ),
             *servers,
         ]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hive.backends.kinds import spec_of
+from hive.backends.described import flushed_by, unsalted, why_not_flushed
 from hive.backends.spec import KeptPrompt
+from hive.domain import FoundCapabilities
 from hive.models.cache_epochs import FlushedBy, FlushKind, FlushScope
 
 IN_RAM = (
@@ -18,7 +19,8 @@ IN_RAM = (
 
 class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     """One inference server as a flush sees it. `name`: of its slot, empty for the active backend; `models`: those in
-    its memory; `holds`: it may keep something: one that is not started keeps nothing; `is_own`: Hive starts it."""
+    its memory; `holds`: it may keep something: one that is not started keeps nothing; `is_own`: Hive starts it;
+    `told`: what it described of itself."""
 
     name: str
     kind: str
@@ -26,6 +28,7 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     holds: bool = True
     is_own: bool = True
+    told: FoundCapabilities = FoundCapabilities()
 
 
 class ModelAt(msgspec.Struct, frozen=True):
@@ -68,14 +71,15 @@ def plan_of(scope: FlushScope, servers: Sequence[CacheServer]) -> FlushPlan:
     salted, slots, loads, left_out = list[str](), list[ModelAt](), list[ModelAt](), list[str]()
     for server in servers:
         models = [model for model in server.models if scope.kind is not FlushKind.MODEL or model == scope.name]
-        spec = spec_of(server.kind)
         if not models:
             continue
-        match spec.flushed_by:
+        match flushed_by(server.kind, server.told):
             case FlushedBy.NONE:
-                left_out.append(f"{', '.join(models)}: {spec.why_not_flush}")
+                left_out.append(f"{', '.join(models)}: {why_not_flushed(server.kind, server.told)}")
             case FlushedBy.SALT:
                 salted.append(server.name)
+                if shared := unsalted(server.told):
+                    left_out.append(f"{', '.join(models)}: it describes no cache_salt at {', '.join(shared)}")
             case FlushedBy.SLOTS if server.holds:
                 if not server.is_own:
                     left_out.append(f"{', '.join(models)}: {IN_RAM}")

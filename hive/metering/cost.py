@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hive.dialects.foreign_errors import NO_ROOM
 from hive.domain import UsageUnit
 from hive.metering.metering import AnswerReading
 
@@ -40,17 +41,29 @@ def cost_of(reading: AnswerReading | None, *, cut: bool, status: int = 200) -> R
     """The cost by the reading of an answer; of one that was cut, by what got through. A request that the backend
     refused (`status`: the backend's) has cost nothing: it was not worked on.
 
-    >>> cost_of(None, cut=False, status=400).total, cost_of(None, cut=False, status=500).total
-    (0, None)
+    >>> [cost_of(None, cut=False, status=status).total for status in (400, 429, 503, 500)]
+    [0, 0, 0, None]
     """
-    if 400 <= status < 500:
+    if is_refusal(status):
         return NOTHING
     if reading is None:
         return UNKNOWN
-    usage = reading.usage
+    usage, gave_up = reading.usage, reading.gave_up
+    if gave_up is not None and gave_up.status in NO_ROOM and usage.tokens_out is None and reading.events <= 1:
+        return NOTHING  # the one event is that error
     if cut and usage.tokens_out is None and reading.events:
         return RequestCost(usage.tokens_in, reading.events, usage.cached_tokens, True)
     return RequestCost(usage.tokens_in, usage.tokens_out, usage.cached_tokens)
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a server that answers with this status has taken no work on: 503 and 529 say that it has no room, or that
+    it is not ready; other statuses from 500 on may come after work.
+
+    >>> [is_refusal(status) for status in (200, 400, 429, 500, 502, 503)]
+    [False, True, True, False, False, True]
+    """
+    return 400 <= status < 500 or status in NO_ROOM
 
 
 def expected(body_bytes: int, usual_tokens_out: float, max_tokens: int | None) -> float:

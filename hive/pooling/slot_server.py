@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hive.backends.backend import open_backend
-from hive.backends.concurrency import choose_places, named_slots, takes_priority
+from hive.backends.concurrency import choose_places, named_slots
+from hive.backends.described import takes_priority
 from hive.backends.entries import ModelEntry
 from hive.backends.kinds import spec_of
 from hive.domain import BackendInfo, ModelInfo
@@ -32,7 +33,7 @@ async def describe(entry: ModelEntry, address: str, settings: Settings) -> tuple
         up=True,
         places=places,
         places_from=places_from,
-        priority=takes_priority(entry.kind, settings),
+        priority=takes_priority(entry.kind, settings, capabilities),
         capabilities=capabilities,
         id_slots=named_slots(entry.kind, busy.places, settings),
     )

@@ -18,6 +18,7 @@ import msgspec
 
 from hive.bodies.body import Asked
 from hive.dialects.errors import GaveUp, as_event, as_response_error, heartbeat, render, without_host_paths
+from hive.dialects.foreign_errors import is_in_a_dialect, told_of
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
@@ -76,6 +77,7 @@ class Answer:
         "_renamer",
         "_request",
         "_request_id",
+        "_retry_after",
         "_streams",
         "_stripper",
         "asked",
@@ -108,7 +110,7 @@ class Answer:
         self._hidden = hidden
         self._chunked = self._late_error = self._filtered = False
         self._is_framed = True
-        self._head = b""
+        self._head = self._retry_after = b""
         self._held: list[bytes] | None = None
         self._held_bytes = 0
         self._stripper: UsageStripper | None = None
@@ -142,6 +144,8 @@ class Answer:
                 raise BackendDown(
                     f"the backend's answer is encoded ({value.decode('latin-1')[:40]}); nobody asked for it"
                 )
+            elif name == b"retry-after":
+                self._retry_after = value.strip()
             if name in RELAYED and (name != b"request-id" or not tells_own_id):
                 fields.append(b"%b: %b\r\n" % (name, value))
         stream = asked is not None and asked.stream
@@ -243,6 +247,9 @@ class Answer:
     def failure(self, data: bytes, rest: bytes = b"") -> HiveError:
         """The error of an answer that is not whole. If the answer has begun, its last bytes go out first, as far as
         they may be seen; what `end` gave goes out only as whole events."""
+        if self._late_error and not is_in_a_dialect(late := self.told(data)):
+            self._held = []
+            return told_of(self.status, late, self._retry_after)
         why, told = self._why_given_up(), b""
         if self.begun and (self._streams or self._late_error):
             self.relay(data + rest if self._back is not None else without_host_paths(without_end_marker(data)))
@@ -294,7 +301,7 @@ class Answer:
 
     def prepare(self, data: bytes, at_server_s: float = 0.0) -> bytes:
         """The last bytes, with what was held before them. `at_server_s`: since it was sent there. Raises BackendDown
-        for a list or an answer that is none."""
+        for a list or an answer that is none, and the error for one of the backend's that is in no dialect."""
         if self._held is None:
             return data
         if self._held:
@@ -303,6 +310,7 @@ class Answer:
         if self._filtered:
             data = self._told_of_models(data)
         elif self.status >= 400:
+            self._check_dialect(data)
             data = without_host_paths(data)
             data = data if self._back is None else self._back.error(self.status, data)
         elif self._back is not None:
@@ -311,6 +319,11 @@ class Answer:
         if self._endpoint.needs_place:
             self._head += self._cost_fields(at_server_s)
         return data
+
+    def _check_dialect(self, told: bytes) -> None:
+        """Raises the error for one of the backend's that is in no dialect."""
+        if not is_in_a_dialect(told):
+            raise told_of(self.status, told, self._retry_after)
 
     @property
     def _is_of_models(self) -> bool:

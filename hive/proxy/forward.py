@@ -833,7 +833,7 @@ class Exchange:
             self._begin_at(slot, prepared)
         if proxy.request_s:
             self._ends_at = min(now + proxy.request_s, self._budget_at)
-        self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
+        self._limit_at = min(now + slot.first_byte_s, self._ends_at)
         self.deadline = min(self._limit_at, self._beat_at)
         connection = pool.take()
         if connection is None:
@@ -1107,7 +1107,7 @@ class Exchange:
             if self._storage is not None:
                 self._storage.keep(self.request_id, answer)
         except HiveError as error:
-            self.refuse(error)
+            self.refuse(error, cut=answer.begun or answer.status < 400)  # else it has the whole of the error
             return
         finish = partial(self._finish, answer, data)
         if not self._10_meter(now, cut=False, then=finish):
@@ -1240,9 +1240,9 @@ class Exchange:
 
     # every exit ---------------------------------------------------------------------------------------------------
 
-    def refuse(self, error: HiveError) -> None:
+    def refuse(self, error: HiveError, *, cut: bool = True) -> None:
         """Ends with an error: an answer where no byte has gone out yet, else the last words of a stream that is cut.
-        Does nothing where it has ended already."""
+        Does nothing where it has ended already. `cut`: an answer that had begun at the backend, or could, is lost."""
         if self.left or (self._climb is not None and self._steps_down(self._climb, error)):
             return
         now, connection, answer = time.monotonic(), self._connection, self._answer
@@ -1252,7 +1252,7 @@ class Exchange:
             for window in self._charged:
                 window.give_back(self.begun_at)
         self._path.metrics.refused(error.code)
-        self._10_meter(now, cut=True, status=error.status)
+        self._10_meter(now, cut=cut, status=error.status)
         begun = answer if answer is not None and answer.begun else self._relayed
         if begun is not None:
             last_words = begun.last_words(error)
@@ -1405,7 +1405,8 @@ class Exchange:
             self.deadline = min(self._limit_at, self._beat_at)
         else:
             is_over, begun = now >= self._ends_at, self._first_at is not None
-            self.refuse(timeout(proxy, is_over=is_over, is_blocked=self._blocked, has_begun=begun))
+            waits_s = slot.first_byte_s
+            self.refuse(timeout(proxy, waits_s, is_over=is_over, is_blocked=self._blocked, has_begun=begun))
 
     def _end_climb(self, climb: Climb, slot: Slot, now: float) -> None:
         """The time that its task gives it is over: no other rung is tried."""

@@ -29,7 +29,7 @@ BOUND = {
 }
 """Keys that say where the proxy listens: they wait for its restart."""
 READ = {
-    "inference": frozenset({"default_model", "token_tracking", "backend_limit_name", "cloud"}),
+    "inference": frozenset({"default_model", "token_tracking", "backend_limit_name", "cloud", "first_byte_s"}),
     "pool": frozenset({"load_depth", "load_wait_s"}),
     **{
         section: frozenset(SECTIONS[section].__struct_fields__)
@@ -156,6 +156,8 @@ def changed(old: Settings, new: Settings) -> SettingChanges:
             elif key in READ.get(section, ()):
                 fate = changes.live
             fate.append(f"{section}.{key}")
+    waits_s = ({name: row.first_byte_s for name, row in settings.models.items()} for settings in (old, new))
+    changes.live.extend(f"[model {name}] first_byte_s" for name in _differ(*waits_s) if name in new.models)
     changes.live.extend(f"[tenant {name}]" for name in _differ(old.tenants, new.tenants))
     changes.live.extend(f"[task {name}]" for name in _differ(old.tasks, new.tasks))
     changes.live.extend(f"[fields {target}]" for target in _differ(old.fields, new.fields))

@@ -132,10 +132,10 @@ class Ahead(Exchange):
         self._outcome.status = answer.status if answer is not None else 0
         return super()._10_meter(now, cut=cut, status=status, then=then)
 
-    def refuse(self, error: HiveError) -> None:
+    def refuse(self, error: HiveError, *, cut: bool = True) -> None:
         if not self.left:
             self._outcome.error = error
-        super().refuse(error)
+        super().refuse(error, cut=cut)
 
     def _leave(self, now: float) -> None:
         self._wanted.ahead.pop(self, None)

@@ -107,15 +107,17 @@ def upload_displaced() -> Saturated:
     return Saturated("this upload gave way: those held at once exceed Hive's budget", retry_after_s=2)
 
 
-def timeout(settings: ProxySettings, *, is_over: bool, is_blocked: bool, has_begun: bool) -> HiveError:
-    """408 or 504: a request has its place, and its time is over. `is_over`: all of it; `is_blocked`: its client does
-    not read, while others wait for the place; `has_begun`: the answer."""
+def timeout(
+    settings: ProxySettings, first_byte_s: float, *, is_over: bool, is_blocked: bool, has_begun: bool
+) -> HiveError:
+    """408 or 504: a request has its place, and its time is over. `first_byte_s`: of its server; `is_over`: all of its
+    time; `is_blocked`: its client does not read, while others wait for the place; `has_begun`: the answer."""
     if is_over:
         return BackendTimeout(f"the request took longer than {settings.request_s:g} s")
     if is_blocked:
         return RequestTimeout(f"the client read nothing for {settings.between_bytes_s:g} s")
     if not has_begun:
-        return BackendTimeout(f"the backend sent nothing for {settings.first_byte_s:g} s")
+        return BackendTimeout(f"the backend sent nothing for {first_byte_s:g} s")
     return BackendTimeout(f"the backend stalled for {settings.between_bytes_s:g} s")
 
 

@@ -125,9 +125,9 @@ class RunnerExchange(Exchange):
         else:
             self._pending = spawn(self._relay(request), name="runner call")
 
-    def refuse(self, error: HiveError) -> None:
+    def refuse(self, error: HiveError, *, cut: bool = True) -> None:
         if self.left or not self._is_relayed:
-            super().refuse(error)
+            super().refuse(error, cut=cut)
             return
         self._path.metrics.refused(error.code)
         self._close_if_draining()

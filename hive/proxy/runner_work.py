@@ -7,7 +7,7 @@ from hive.bodies.body import Asked
 from hive.budgets import UnitPrices
 from hive.domain import UNIT_OF_CATEGORY, UsageUnit
 from hive.endpoints.endpoints import Endpoint
-from hive.metering.cost import RequestCost
+from hive.metering.cost import RequestCost, is_refusal
 from hive.metering.runner_answers import ToldWork, cost_of_work, in_line, through
 from hive.proxy.registry import Queue
 
@@ -45,7 +45,7 @@ class RunnerWork:
         expected = self.expected
         if status >= 500 and told is not None and told.unit is expected.unit:
             return cost_of_work(told)
-        if 400 <= status < 500:
+        if is_refusal(status):
             return cost_of_work(ToldWork(expected.unit, 0.0, 0.0 if expected.unit is UsageUnit.IMAGES else None))
         if told is None or told.unit is not expected.unit:
             done, is_told = expected, False

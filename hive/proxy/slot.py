@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from hive.backends.described import cache_fields, flushed_by, priority_fields
 from hive.backends.kinds import spec_of, whereabouts
 from hive.bodies.body import Want
 from hive.bodies.schemas import SchemaLimits
@@ -44,7 +45,7 @@ from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
 from hive.queue.work_rate import WORK_UNITS
-from hive.settings.pool import slot_id
+from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.dial import Tls
@@ -112,6 +113,8 @@ class Slot:
         """True if requests to it may leave the box: its server is elsewhere, or sends some of them on."""
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
+        self.first_byte_s = settings.proxy.first_byte_s
+        """The longest silence of this server before its answer."""
         self.ahead: dict[GivesWay, None] = {}
         self.suspects = Suspects()
         self.begun = 0
@@ -145,6 +148,7 @@ class Slot:
 
     def use_settings(self, settings: Settings) -> None:
         self._settings = settings
+        self.first_byte_s = self._own_first_byte_s() or settings.proxy.first_byte_s
         if self.name:
             self.line.load_depth = settings.pool.load_depth
         if self.pool is not None:
@@ -219,15 +223,25 @@ class Slot:
             self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
         return self.why_no_way is None
 
+    def _own_first_byte_s(self) -> float:
+        """The time of this server alone until the first byte of an answer; 0 where it has none of its own."""
+        if not self.name:
+            return self._settings.inference.first_byte_s
+        row = self._row
+        return 0.0 if row is None else row.first_byte_s
+
+    @property
+    def _row(self) -> ModelRow | None:
+        """The description of its model in the settings; None where it is described elsewhere, or has none."""
+        models = self._settings.models.items()
+        return next((row for name, row in models if slot_id(name) == self.name), None)
+
     def _own_access(self) -> RemoteAccess | None:
         """The access to the server of a remote model of the pool; None for the active backend."""
         if not self.name:
             return None
-        models = self._settings.models.items()
-        row = next(
-            (row for name, row in models if slot_id(name) == self.name and row.backend == BackendKind.REMOTE), None
-        )
-        return NO_ACCESS if row is None else access_of_model(row)
+        row = self._row
+        return NO_ACCESS if row is None or row.backend != BackendKind.REMOTE else access_of_model(row)
 
     def give_places(self) -> None:
         """Gives the line as many places as the server has; none behind a closed gate, so that every request keeps its
@@ -333,9 +347,10 @@ class Slot:
         only that keeps away from what was flushed, or can name a slot."""
         asked = _row_at(backend, endpoint)
         spec, registry = spec_of(backend.kind), self._registry
+        by = flushed_by(backend.kind, backend.capabilities)
         mixes = endpoint.needs_place and not spec.can_keep_apart(endpoint.name)
         several = self._settings.proxy.cache_isolation and registry.cache_groups() > 1
-        flushed = self.name in registry.epochs.fresh or (spec.flushed_by is FlushedBy.SALT and registry.epochs.numbers)
+        flushed = self.name in registry.epochs.fresh or (by is FlushedBy.SALT and registry.epochs.numbers)
         if asked is endpoint and mixes and (several or flushed or self.id_slots is not None):
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
@@ -348,7 +363,7 @@ class Slot:
             return Want(limit_by_first_name=False)
         asked, said = self._asked_as(backend, endpoint), spec_of(backend.kind).requests
         target = asked.name
-        inject = said.priority_fields(target, wishes.band) if backend.priority else ()
+        inject = priority_fields(backend, target, wishes.band)
         inject += said.pooled_fields(target) if self.name else ()
         alone, epochs = wishes.cache_mode is CacheMode.NONE, self._registry.epochs
         fresh = self.name in epochs.fresh
@@ -356,9 +371,9 @@ class Slot:
             group = f"request {request_id}" if alone else tenant.cache_group
             apart = fresh or alone or bool(wishes.cache_tag) or self._registry.cache_groups() > 1
             flushed = epochs.parts(self.name, group, wishes.cache_tag)
-            inject += said.cache_fields(target, group, wishes.cache_tag, apart, flushed)
+            inject += cache_fields(backend, target, group, wishes.cache_tag, apart, flushed)
         elif (flushed := epochs.parts(self.name, SHARED, "")) or fresh:
-            inject += said.cache_fields(target, SHARED, "", fresh, flushed)
+            inject += cache_fields(backend, target, SHARED, "", fresh, flushed)
         is_translated = asked is not endpoint
         return Want(
             ask_usage=(inference.token_tracking or self._registry.has_budgets) and asks_usage(asked, backend.kind),

@@ -124,6 +124,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     vram_mb: Annotated[int, _s("Memory it takes; 0: estimated, then measured.", unit="MiB", ge=0)] = 0
     pin: Annotated[bool, _s("Always loaded.")] = False
     keep_alive_s: Annotated[float, _s("As in [pool]; below 0: as [pool] says.", unit="s")] = -1
+    first_byte_s: Annotated[
+        float, _s("First body byte of an answer of its server; 0: as [proxy] says.", unit="s", ge=0)
+    ] = 0
     gpus: Annotated[
         str,
         _s(

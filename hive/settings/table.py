@@ -68,6 +68,17 @@ class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
             pattern="^(auto|max_tokens|max_completion_tokens)$",
         ),
     ] = "auto"
+    backend_priority: Annotated[
+        bool,
+        _s(
+            "A backend that describes a field `priority` orders its own queue by it, as vLLMs with "
+            "`--scheduling-policy priority` behind a router do: it is sent Hive's bands."
+        ),
+    ] = False
+    first_byte_s: Annotated[
+        float,
+        _s("First body byte of an answer of this backend; 0: as [proxy] says.", unit="s", ge=0),
+    ] = 0
     backend_cluster: Annotated[
         str,
         _s(

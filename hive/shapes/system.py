@@ -65,6 +65,8 @@ class BackendCapabilities(TypedDict):
 
     endpoints: Annotated[list[str] | None, Meta(description="Paths it answers.")]
     fields: Annotated[list[str] | None, Meta(description="Request fields it takes that OpenAI's schema does not have.")]
+    salted: Annotated[list[str] | None, Meta(description="Paths that take `cache_salt`, which keeps tenants apart.")]
+    ordered: Annotated[list[str] | None, Meta(description="Paths that take `priority`.")]
     found: str
 
 

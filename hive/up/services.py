@@ -20,11 +20,11 @@ ORDER = ("proxy", "daemon", "sandbox", "backend", "redis")
 class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything decided before the first process starts.
 
-    `backend`: the real one that was found, None where the demo backend is to be started. `serves`: False where the
-    settings say `enabled = false`, then there is no backend at all. `has_pool`: models are described, so nobody misses
-    the demo backend. `watch_fd`: a pipe whose end says that `hive up` is gone. `why_not_deep`: why no agent can sleep
-    deep here, a sentence; empty where they can. `redis`: where the Redis of REDIS_URL is, without its password; empty
-    where one of our own is started.
+    `backend`: the real one, None where the demo backend is to be started; `is_found`: nobody named it. `serves`: False
+    where the settings say `enabled = false`, then there is no backend at all. `has_pool`: models are described, so
+    nobody misses the demo backend. `watch_fd`: a pipe whose end says that `hive up` is gone. `why_not_deep`: why no
+    agent can sleep deep here, a sentence; empty where they can. `redis`: where the Redis of REDIS_URL is, without its
+    password; empty where one of our own is started.
     """
 
     paths: Paths
@@ -32,6 +32,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation
     backend: BackendInfo | None
     watch_fd: int
+    is_found: bool = False
     serves: bool = True
     has_pool: bool = False
     why_not_deep: str = ""
@@ -79,7 +80,10 @@ def sandbox_command(plan: UpPlan) -> list[str]:
 
 def daemon_command(plan: UpPlan, *, api_port: int) -> list[str]:
     """A taken port of the API moves up by one, at every start: no agent knows it."""
-    backend = ("--backend", plan.backend_argument) if plan.starts_demo or plan.backend is not None else ()
+    backend: tuple[str, ...] = (
+        ("--backend", plan.backend_argument) if plan.starts_demo or plan.backend is not None else ()
+    )
+    backend += ("--backend-found",) if plan.is_found else ()
     api = ("--api-port", str(api_port))
     return hive_command(plan, "daemon", *_common(plan), *backend, "--isolation", str(plan.isolation), *api)
 

@@ -17,10 +17,18 @@ import msgspec
 
 from hive.backends.ask import parse_address
 from hive.backends.kinds import SPECS, spec_of
-from hive.backends.recognise import CANDIDATES, find, recognise, why_unknown
+from hive.backends.recognise import (
+    CANDIDATES,
+    NAME_WHAT_IS_BEHIND,
+    find,
+    look,
+    recognise,
+    why_no_hive,
+    why_unknown,
+)
 from hive.demo.callers import demo_config
 from hive.domain import BackendInfo, Isolation
-from hive.errors import DependencyDown, StoreFull, UsageError
+from hive.errors import DependencyDown, NotSupported, StoreFull, UsageError
 from hive.files import log_file
 from hive.files.log_file import LogFile
 from hive.files.ports import Ports, Remembered, choose_ports, recall
@@ -75,6 +83,7 @@ def main(options: UpOptions) -> int:
     screen = Screen(json=options.json)
     _log_to(screen)
     asked = options.backend or _asked_backend(loaded)
+    is_named = bool(set(asked or "") & set(":./") or loaded.settings.inference.backend_url)
     serves = options.backend is not None or loaded.settings.inference.enabled != "false"
     if options.demo and not serves:
         raise UsageError(
@@ -98,6 +107,7 @@ def main(options: UpOptions) -> int:
             config=_config(options, loaded, paths),
             isolation=Isolation.UID if uid == 0 else Isolation.NONE,
             backend=backend,
+            is_found=backend is not None and not is_named,
             watch_fd=watch_fd,
             serves=serves,
             has_pool=_has_pool(options, loaded),
@@ -208,7 +218,8 @@ async def choose_backend(
     names, looked at first; `url`: the one it names as `backend_url`, which counts where nothing else is asked for.
     `access`: the key and the authorities for a server that was named.
 
-    Raises UsageError (no address), DependencyDown (what was asked for does not answer), ConfigError.
+    Raises UsageError (no address), DependencyDown (what was asked for does not answer), NotSupported (it is a Hive),
+    ConfigError.
     """
     spec = SPECS.get(asked or "")
     if url and (asked in (None, "auto") or (spec is not None and spec.is_remote)):
@@ -220,11 +231,13 @@ async def choose_backend(
     if spec is not None:
         return None if spec.is_canned else await _of_kind(spec.kind, candidates)
     address = parse_address(asked)
-    found = await recognise(address, access)
-    if found is None:
+    looked = await look(address, access)
+    if looked.is_hive:
+        raise NotSupported(why_no_hive(address), hint=NAME_WHAT_IS_BEHIND)
+    if looked.info is None:
         why = await why_unknown(address, access)
         raise DependencyDown(f"no inference server answers at {address}: {why}", hint=f"start it; {USE_DEMO}")
-    return found
+    return looked.info
 
 
 async def _of_kind(kind: str, candidates: tuple[str, ...]) -> BackendInfo:

@@ -12,8 +12,6 @@ from hive.backends.concurrency import (
     CALM_AFTER,
     OwnQueue,
     choose_places,
-    prefix_cache,
-    takes_priority,
 )
 from hive.backends.counters import ReportedLimits, gauge
 from hive.domain import BackendKind
@@ -57,21 +55,6 @@ def test_the_operators_number_goes_before_all_others(kind: BackendKind) -> None:
 
 def test_vllm_has_what_its_own_setting_says() -> None:
     assert choose_places(BackendKind.VLLM, None, with_("inference", vllm_max_sequences=8))[0] == 8
-
-
-def test_priority_is_vllms_where_its_policy_is_on() -> None:
-    on = with_("inference", vllm_scheduling_policy="priority")
-    assert [kind for kind in BackendKind if takes_priority(kind, on)] == [BackendKind.VLLM]
-    assert not takes_priority(BackendKind.VLLM, PLAIN)
-
-
-def test_the_prefix_cache_is_described_as_it_is() -> None:
-    off = with_("proxy", cache_isolation=False)
-    assert prefix_cache(BackendKind.VLLM, PLAIN) == "separated by tenant (salt)"
-    assert prefix_cache(BackendKind.VLLM, off) == "shared between all agents (cache_isolation = false)"
-    assert prefix_cache(BackendKind.LLAMA, PLAIN) == "separated: cache_prompt off when tenants differ"
-    assert prefix_cache(BackendKind.OLLAMA, off) == "shared between all agents (Ollama cannot separate it)"
-    assert prefix_cache(BackendKind.DEMO, PLAIN) == "none"
 
 
 def test_a_gauge_is_summed_over_its_labels_and_not_mistaken_for_a_longer_name() -> None:

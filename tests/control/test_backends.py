@@ -155,7 +155,7 @@ async def test_a_far_server_is_asked_nothing_where_nothing_may_leave(monkeypatch
         raise AssertionError("a far server was asked")
 
     monkeypatch.setattr("hive.control.backends.open_backend", refuse)
-    monkeypatch.setattr("hive.control.backends.recognise", refuse)
+    monkeypatch.setattr("hive.control.backends.look", refuse)
     settings = Settings(inference=InferenceSection(cloud="never", backend_url="https://api.example.invalid/v1"))
     told: list[bool] = []
     watch = BackendWatch(None, "https://api.example.invalid", settings=lambda: settings, on_checked=told.append)

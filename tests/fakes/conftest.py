@@ -12,4 +12,5 @@ collect_ignore = [
     "lying_fork_server.py",
     "lying_template.py",
     "scripted_server.py",
+    "serve_app.py",
 ]

@@ -290,8 +290,8 @@ async def serve(flags: argparse.Namespace) -> None:
         server = await loop.create_unix_server(partial(Connection, fake), flags.socket, backlog=4096)
         address = flags.socket
     else:
-        server = await loop.create_server(partial(Connection, fake), "127.0.0.1", flags.port, backlog=4096)
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await loop.create_server(partial(Connection, fake), flags.host, flags.port, backlog=4096)
+        address = f"{flags.host}:{server.sockets[0].getsockname()[1]}"
     if flags.idle_close:
         fake.sweep(loop)
     print(json.dumps({"address": address, "kind": flags.kind, "pid": os.getpid()}), flush=True)
@@ -304,6 +304,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int, help="0 takes a free one")
     where.add_argument("--socket", help="path of a unix socket")
+    parser.add_argument("--host", default="127.0.0.1", help="the address it listens at, with a port")
     parser.add_argument("--kind", choices=("ollama", "vllm", "llama"), default="ollama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", type=lambda text: [name for name in text.split(",") if name], default=["tiny"])

@@ -145,7 +145,7 @@ async def test_the_backends_own_error_keeps_its_words_and_status(tmp_path: Path)
             assert (status, json.loads(body)["error"]["message"]) == (400, "too long")
         backend.reply = answer(b'{"detail":"Not Found"}', status=b"404 Not Found")
         status, _, body = await asked(proxy, {"input": "hello"})
-        assert (status, json.loads(body)["error"]["message"]) == (404, "Not Found")
+        assert (status, json.loads(body)["error"]["message"]) == (404, "the backend refused it (404): Not Found")
         assert nothing_is_held(proxy)
 
 

@@ -97,9 +97,10 @@ async def test_a_client_that_leaves_with_the_last_event_pays_what_the_head_said(
         (answer(b'{"text":"no head"}'), ("audio_s", 8.0, True, False, 200)),
         (told().replace(b"audio_s=6.02", b"images=3"), ("audio_s", 8.0, True, False, 200)),
         (told().replace(b"audio_s=6.02", b"\xff"), ("audio_s", 8.0, True, False, 200)),
-        (answer(b"{}", status=b"503 Service Unavailable"), ("audio_s", 8.0, True, False, 503)),
+        (answer(b'{"error":"no"}', status=b"500 Internal Server Error"), ("audio_s", 8.0, True, False, 500)),
+        (answer(b'{"error":"busy"}', status=b"503 Service Unavailable"), ("audio_s", 0.0, False, False, 503)),
     ],
-    ids=["refused", "not told", "of another unit", "not readable", "failed"],
+    ids=["refused", "not told", "of another unit", "not readable", "failed", "full"],
 )
 async def test_what_a_server_does_not_tell_is_counted_by_the_file_and_what_it_refused_is_free(
     tmp_path: Path, reply: bytes, expected: tuple[Any, ...]

@@ -398,12 +398,15 @@ async def test_an_anthropic_stream_goes_on_after_its_signs_of_life(tmp_path: Pat
         assert [(event.tokens_in, event.tokens_out, event.cut) for event in proxy.events] == [(3, 3, False)]
 
 
+REFUSED = b'{"error":{"message":"too long"}}'
+
+
 async def test_no_sign_of_life_gets_between_a_head_and_its_body(tmp_path: Path) -> None:
     """The backend refuses a stream, and takes its time behind the head."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        whole = answer(JSON_ANSWER, status=b"400 Bad Request")
+        whole = answer(REFUSED, status=b"400 Bad Request")
         head = whole.index(b"\r\n\r\n") + 4
         writer.write(whole[:head])
         await asyncio.sleep(1.5)
@@ -414,7 +417,7 @@ async def test_no_sign_of_life_gets_between_a_head_and_its_body(tmp_path: Path) 
         backend.script = script
         client = await Client.unix(proxy.socket_path)
         status, fields, body = await client.ask(post(b"/v1/chat/completions", STREAM, fields=BEAT))
-        assert (status, fields[b"content-type"], body) == (400, b"application/json", JSON_ANSWER)
+        assert (status, fields[b"content-type"], body) == (400, b"application/json", REFUSED)
 
 
 async def test_a_heartbeat_of_five_thousand_digits_is_400_like_any_other(tmp_path: Path) -> None:

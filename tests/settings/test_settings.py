@@ -68,7 +68,7 @@ def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     added = re.compile(
         r"host|vllm_scheduling_policy|(vllm|ollama|llama|whisper|diffusers)_(program|models?|parallel|context|cache_ram_mb)"
         r"|switch_\w+|aliases|backend_\w+|models_dir|vllm_adapters|speculative\w*|llama_speculative_model|llama_slot\w+|cloud"
-        r"|tier_(allow|caps)_\w+|slots_per_replica|cluster_poll_s"
+        r"|tier_(allow|caps)_\w+|slots_per_replica|cluster_poll_s|first_byte_s"
     )
     assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
 
