@@ -56,6 +56,7 @@ from hive.proxy.refusals import (
     answer_error,
     asleep,
     budget_over,
+    cluster_away,
     crashed_it,
     no_backend,
     no_place,
@@ -939,7 +940,8 @@ class Exchange:
                 self._go_back(prepared)
                 return
         self._cost = NOTHING
-        self.refuse(error)
+        is_cluster = self._backend is not None and self._backend.cluster is not None
+        self.refuse(cluster_away(error) if is_cluster and self._climb is None else error)
 
     def _lose(self, slot: Slot) -> None:
         """The server that it was for is gone; unless that is known already, or another one is there."""

@@ -81,6 +81,11 @@ def no_backend() -> Saturated:
     return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)
 
 
+def cluster_away(error: HiveError) -> Saturated:
+    """503: the way to a cluster is lost as a whole. Its engine, or a unit, starts it again."""
+    return Saturated(f"the cluster is away: {error.message}", retry_after_s=5)
+
+
 def asleep(within_s: float, wakes: WakeTimes) -> AgentAsleep:
     """503: its agent did not wake in time."""
     wait_s = wakes.retry_after_s(within_s)

@@ -108,6 +108,22 @@ async def test_a_cluster_that_runs_nothing_holds_requests_and_refuses_them_with_
         assert backend.connections == 0
 
 
+async def test_a_cluster_that_cannot_be_reached_at_all_is_a_refusal_to_be_tried_again(tmp_path: Path) -> None:
+    """A single server that is down is 502."""
+    async with proxied(tmp_path) as (proxy, backend):
+        tell(proxy, backend, 2)
+        there = proxy.path.slot.backend
+        assert there is not None
+        nowhere = msgspec.structs.replace(there, address=str(tmp_path / "nowhere"))
+        for info, expected in ((nowhere, 503), (msgspec.structs.replace(nowhere, cluster=None), 502)):
+            proxy.path.use_backend(info, [ModelInfo(name=name, owned_by="t") for name in MODELS])
+            client = await Client.unix(proxy.socket_path)
+            status, fields, body = await client.ask(post(b"/v1/chat/completions", CHAT % b"hi"))
+            assert status == expected
+            assert (b"retry-after" in fields) is (expected == 503)
+            assert ("the cluster is away: " in msgspec.json.decode(body)["error"]["message"]) is (expected == 503)
+
+
 async def test_requests_that_wait_for_a_cluster_go_on_as_soon_as_something_of_it_runs(tmp_path: Path) -> None:
     async with proxied(tmp_path, queue_wait_s=60.0) as (proxy, backend):
         tell(proxy, backend, 0)
