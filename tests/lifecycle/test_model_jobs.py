@@ -551,7 +551,7 @@ async def test_a_job_whose_output_cannot_be_opened_keeps_no_daemon_from_its_star
         put_running(box.paths.database, job.id)
     await box.start_daemon(QUICK, backend=(BackendKind.LLAMA, llama_server_on_socket.address))
     for job in jobs:
-        found = await box.services.jobs.get(job.id, wait_s=20)
+        found = await on_record_as_ended(box, job.id)
         assert found.error is not None
         assert (found.state, found.error["code"]) == (JobState.FAILED, "worker_restarted")
 
