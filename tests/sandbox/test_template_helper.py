@@ -82,6 +82,7 @@ async def test_the_reason_why_an_agent_was_not_forked_outlives_the_helper(
     await daemon.client.define(A, template_spec(paths, A, WAITS, env={"PYTHONHASHSEED": "1"}))
     pid = (await daemon.client.start(A)).pid
     why = "PYTHONHASHSEED is read only when an interpreter starts"
+    await until(lambda: "up" in paths.log(A).read_text())
     assert (await daemon.client.stat([A]))[A].template_note == why
     before = daemon.connected
     helper.end(signal.SIGKILL)
@@ -101,6 +102,7 @@ async def test_an_agent_that_nobody_wrote_down_tells_what_can_be_known_of_its_st
     env = {} if is_forked else {"PYTHONHASHSEED": "1"}
     await daemon.client.define(A, template_spec(paths, A, WAITS, env=env))
     pid = (await daemon.client.start(A)).pid
+    await until(lambda: "up" in paths.log(A).read_text())
     before = daemon.connected
     helper.end(signal.SIGKILL)
     (table,) = paths.state.rglob(f"{A}.json")
