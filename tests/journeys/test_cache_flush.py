@@ -140,7 +140,7 @@ def test_two_flushes_at_once_are_both_done(hive: Stack) -> None:
 def test_a_flush_that_the_daemon_does_not_survive_was_never_done(hive: Stack) -> None:
     asker, begun = Asker(hive), threading.Event()
     with ThreadPoolExecutor(2) as threads:
-        streaming = threads.submit(asker.stream, OURS, 5000, begun)
+        streaming = threads.submit(asker.stream, OURS, 12_000, begun)
         assert begun.wait(30)
         flushing = threads.submit(flushed, hive, scope="all")
         [job] = until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
