@@ -93,7 +93,7 @@ def test_it_works_while_streams_run_and_ends_none(hive: Stack) -> None:
     asker, begun = Asker(hive, "other"), threading.Event()
     warm(asker)
     with ThreadPoolExecutor(8) as threads:
-        streams = [threads.submit(asker.stream, MODEL, 150, begun) for _ in range(8)]
+        streams = [threads.submit(asker.stream, MODEL, 400, begun) for _ in range(8)]
         assert begun.wait(60)
         assert flushed(hive, scope="tenant", tenant="other")["flushed"]
         assert not all(one.done() for one in streams)
