@@ -193,6 +193,7 @@ async def test_over_a_kill_of_the_helper_an_agent_asks_on_and_the_next_helper_li
     await daemon.client.start(A)
     await until(lambda: (A, INNER_PATH) in proxy.listeners)
     first = proxy.listeners[A, INNER_PATH]
+    await until(lambda: paths.log(A).read_text())
     helper.end(signal.SIGKILL)
     for _ in range(2):
         before = len(paths.log(A).read_text())
