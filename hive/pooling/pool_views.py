@@ -80,10 +80,11 @@ def _cluster(in_use: BackendInfo | None, booked: Set[str]) -> list[PoolBackend]:
     """The cluster in use: places and no bytes. None where there is none, or it is a service of this host, which is in
     the books by what it takes (`booked`).
 
+    >>> from hive.domain import Cluster
     >>> ray = Cluster(engine="ray", wanted=2, running=1, slots_each=8)
     >>> [row] = _cluster(BackendInfo(kind="remote", address="h:1", up=True, places=8, cluster=ray), frozenset())
     >>> row["state"], row["slots"], row["grants"], row["why"]
-    ('ready', 8, [], '1 of 2 replicas of Ray Serve run, and none of their memory is the pool\'s')
+    ('ready', 8, [], "1 of 2 replicas of Ray Serve run, and none of their memory is the pool's")
     >>> _cluster(BackendInfo(kind="vllm", address="h:1"), frozenset())
     []
     """

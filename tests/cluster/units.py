@@ -30,7 +30,7 @@ class Service:
         self.host = host
         self.log = log
         self.starts = 0
-        self._commands = {key: self._words(value) for key, value in settings if key in ("ExecStart", "ExecStartPost")}
+        self._command = next(self._words(value) for key, value in settings if key == "ExecStart")
         self._restart_s = float(next(value for key, value in settings if key == "RestartSec"))
         self._ended = threading.Event()
         self._held = threading.Event()
@@ -68,13 +68,8 @@ class Service:
         while not self._ended.is_set():
             if not self._held.is_set():
                 self.starts += 1
-                main = self.host.start(self._commands["ExecStart"], self.log, self.env)
-                post = self._commands.get("ExecStartPost")
-                after = self.host.start(post, self.log, self.env) if post else None
-                main.wait()
+                self.host.start(self._command, self.log, self.env).wait()
                 self.host.kill()
-                if after is not None:
-                    after.wait()
             self._ended.wait(self._restart_s)
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hive.conditions import FoundCondition
 from hive.domain import BackendKind
 from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
@@ -72,9 +73,12 @@ async def test_an_engine_that_tells_nothing_more_is_a_problem_and_what_it_told_b
     engine.route(True, False)
     await until(lambda: box.inference()["slots"] == 4)
     engine.answers["/workers"] = (500, b"")
-    await until(lambda: box.inference()["warning"])
-    [found] = [one for one in box.services.health.conditions() if one.code.startswith("cluster")]
-    assert found.code == "cluster_untold"
+
+    def of_cluster() -> list[FoundCondition]:
+        return [one for one in box.services.health.conditions() if one.code.startswith("cluster")]
+
+    await until(lambda: box.inference()["warning"] and [one.code for one in of_cluster()] == ["cluster_untold"])
+    [found] = of_cluster()
     assert found.text.startswith("vLLM Router does not tell how many replicas run: ")
 
 

@@ -98,14 +98,16 @@ def make_root() -> None:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def run(job: str, out: Path, *, limit_s: float, hybrid: bool = False) -> str:
+def run(job: str, out: Path, *options: str, limit_s: float, hybrid: bool = False) -> str:
     """Boots, runs the shell script `job` as root when multi-user.target is reached, and returns what it printed.
 
-    What it writes into /out is in `out` afterwards. `hybrid`: with control groups of v1 beside v2's, of which this
-    machine has both. Raises TimeoutExpired, and then the machine is gone as well.
+    `options`: of systemd-nspawn besides. What it writes into /out is in `out` afterwards. `hybrid`: with control groups
+    of v1 beside v2's, of which this machine has both. Raises TimeoutExpired, and then the machine is gone as well.
     """
     binds = [f"--bind-ro={REPOSITORY}:{HIVE_THERE}", f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES_THERE}"]
-    return boot(ROOT, job, out, "--volatile=overlay", "--private-network", *binds, limit_s=limit_s, hybrid=hybrid)
+    return boot(
+        ROOT, job, out, "--volatile=overlay", "--private-network", *binds, *options, limit_s=limit_s, hybrid=hybrid
+    )
 
 
 def why_not_hybrid() -> str:
