@@ -97,7 +97,7 @@ class Machine:
         hive, command = self.hive, [PYTHON, "-S", "-c", SLEEPER, str(HEAP_MIB)]
         hive.post("/api/agents", {"name": name, "command": command, "port": port})
         hive.post(f"/api/agents/{name}/start")
-        until(lambda: "ready" in hive.agent_log(name), within_s=60, what=f"{name} has its heap")
+        until(lambda: "ready" in hive.agent_log(name), within_s=180, what=f"{name} has its heap")
         self.ids[name] = hive.get(f"/api/agents/{name}")["id"]
         self._tokens[name] = hive.get(f"/api/agents/{name}/tokens")["ingress"]
         hive.post(f"/api/agents/{name}/pause", {"deep": True})
