@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hive.backends.capacity import LOOK_S, MOST_COUNT, ClusterLook, shown, slots_of
-from hive.backends.conversation import AskedServer, ControlAnswer, Conversation, decoded, get, object_in
+from hive.backends.conversation import MOST_TEXT, AskedServer, ControlAnswer, Conversation, decoded, get, object_in
 from hive.domain import ClusterNode, origin_of
 from hive.errors import BackendDown
 from hive.settings.table import InferenceSection
@@ -105,14 +105,22 @@ class _Serve(msgspec.Struct):
     proxies: dict[str, _Proxy] = {}
 
 
-def is_routes(answer: ControlAnswer | None) -> bool:
-    """Whether this is Ray Serve's answer to `ROUTES`.
+def routes_in(answer: ControlAnswer | None) -> list[str] | None:
+    """The routes of Ray Serve's applications, by its proxy's answer to `ROUTES`; None where that is not one.
 
-    >>> is_routes(ControlAnswer(200, {}, b'{"/":"llm"}')), is_routes(ControlAnswer(200, {}, b'{"detail":"Not Found"}'))
-    (True, False)
+    >>> routes_in(ControlAnswer(200, {}, b'{"/llm":"app"}')), routes_in(ControlAnswer(200, {}, b"{}"))
+    (['/llm'], [])
+    >>> routes_in(ControlAnswer(404, {}, b"{}")), routes_in(ControlAnswer(200, {}, b"<html>")), routes_in(None)
+    (None, None, None)
     """
-    routes = object_in(answer.body) if answer is not None and answer.status == 200 else {}
-    return bool(routes) and all(key.startswith("/") and isinstance(app, str) for key, app in routes.items())
+    if answer is None or answer.status != 200 or not answer.body.lstrip().startswith(b"{"):
+        return None
+    try:
+        routes = list(msgspec.json.decode(answer.body, type=dict[str, str]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    are_routes = all(route.startswith("/") and len(route) <= MOST_TEXT and route.isprintable() for route in routes)
+    return routes if are_routes else None
 
 
 def is_dashboard(answer: ControlAnswer | None) -> bool:

@@ -11,7 +11,7 @@ from hive.backends.ask import FAR_ANSWER_S, get
 from hive.backends.conversation import Answers, AskedServer, ControlAnswer, object_in
 from hive.backends.kinds import spec_of, specs
 from hive.backends.openai_answers import MODELS
-from hive.backends.ray_serve import ROUTES
+from hive.backends.ray_serve import ROUTES, routes_in
 from hive.domain import BackendInfo, origin_of
 from hive.errors import BackendDown, BackendTimeout
 from hive.host.access import NO_ACCESS, RemoteAccess
@@ -95,7 +95,7 @@ def _remote(listed: ControlAnswer | None, routes: ControlAnswer | None) -> tuple
     version = None if listed is None or is_hive(listed) else remote.listed(listed)
     if version is None:
         return None
-    return remote.SPEC.kind, version or ("" if remote.routes_in(routes) is None else remote.RAY_SERVE)
+    return remote.SPEC.kind, version or ("" if routes_in(routes) is None else remote.RAY_SERVE)
 
 
 def why_no_hive(address: str) -> str:
@@ -130,7 +130,7 @@ async def why_unknown(address: str, access: RemoteAccess) -> str:
 async def _why_elsewhere(address: str, shown: RemoteAccess) -> str:
     """Sentence about a Ray Serve whose applications are not at this address; empty where it is none."""
     routes = None if origin_of(address).prefix else await _ask(address, ROUTES, shown, FAR_ANSWER_S)
-    found = remote.routes_in(routes)
+    found = routes_in(routes)
     if found is None:
         return ""
     base = address if "://" in address else f"http://{address}"

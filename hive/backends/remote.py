@@ -8,7 +8,6 @@ import msgspec
 
 from hive.backends import openai_answers
 from hive.backends.conversation import (
-    MOST_TEXT,
     Answers,
     AskedServer,
     ControlAnswer,
@@ -18,7 +17,7 @@ from hive.backends.conversation import (
     text,
 )
 from hive.backends.openai_answers import MODELS, ONE_TOKEN_PROMPT
-from hive.backends.ray_serve import ROUTES
+from hive.backends.ray_serve import ROUTES, routes_in
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import BackendKind, Dialect, FoundCapabilities, ModelInfo, origin_of
 from hive.errors import BackendDown
@@ -75,24 +74,6 @@ def version_in(headers: dict[str, str]) -> str:
     """
     told = next((headers[name] for name in VERSIONS if headers.get(name)), "")
     return told if len(told) <= 200 and told.isprintable() else ""
-
-
-def routes_in(answer: ControlAnswer | None) -> list[str] | None:
-    """The routes of Ray Serve's applications; None where the answer is not its proxy's.
-
-    >>> routes_in(ControlAnswer(200, {}, b'{"/llm":"app"}')), routes_in(ControlAnswer(200, {}, b"{}"))
-    (['/llm'], [])
-    >>> routes_in(ControlAnswer(404, {}, b"{}")), routes_in(ControlAnswer(200, {}, b"<html>")), routes_in(None)
-    (None, None, None)
-    """
-    if answer is None or answer.status != 200 or not answer.body.lstrip().startswith(b"{"):
-        return None
-    try:
-        routes = list(msgspec.json.decode(answer.body, type=dict[str, str]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    are_routes = all(route.startswith("/") and len(route) <= MOST_TEXT and route.isprintable() for route in routes)
-    return routes if are_routes else None
 
 
 def models(server: AskedServer) -> Conversation[list[ModelInfo]]:

@@ -158,7 +158,7 @@ class ClusterWatch:
         )
         if vllm_router.is_router(readiness, workers):
             return vllm_router.ENGINE
-        if ray_serve.is_routes(routes):
+        if ray_serve.routes_in(routes):
             return ray_serve.ENGINE
         if named and (engine := await self._engine_at(ray_serve.url_address(named))):
             return engine

@@ -192,7 +192,7 @@ def test_whatever_an_engine_answers_is_a_look_or_an_error_of_hives(told: object)
             found: ClusterLook = end.value.value
             assert found.places >= 0
             assert all(node.name.isprintable() for node in found.nodes)
-    ray_serve.is_routes(answer)
+    ray_serve.routes_in(answer)
     ray_serve.is_dashboard(answer)
     vllm_router.is_router(answer, answer)
 
