@@ -201,7 +201,13 @@ def main(site: Path, pages: list[str]) -> None:
         seen = look_at(book, pages, log)
         with browser(canary_log) as tab:
             tab.open(f"{book}/canary.html", until="load")
-        told = {**seen, "book": book, "routes": routes(), "requests": requests_in(log), "canary": requests_in(canary_log)}
+        told = {
+            **seen,
+            "book": book,
+            "routes": routes(),
+            "requests": requests_in(log),
+            "canary": requests_in(canary_log),
+        }
     print(json.dumps(told))
 
 

@@ -196,6 +196,8 @@ def _example(line: str) -> str:
 SHAPE = "#/components/schemas/"
 LEFT_OUT = {"400", "401", "403", "429", "500", "503"}
 """Errors of every operation."""
+MOST_FIELDS = 12
+"""Of a shape without a name of its own, written within a line."""
 
 
 def api_page() -> str:
@@ -288,6 +290,8 @@ def brief(schema: Schema, *, is_code: bool = False) -> str:
         return f"list of {brief(schema['items'], is_code=is_code)}" if schema.get("items") else "list"
     if kinds == "object" and isinstance(schema.get("additionalProperties"), Mapping):
         return f"object of {brief(schema['additionalProperties'], is_code=is_code)}"
+    if len(schema.get("properties", ())) > MOST_FIELDS:
+        return f"object of {len(schema['properties'])} fields, each of which `GET /api/openapi.json` describes"
     if kinds == "object" and schema.get("properties"):
         parts = (f"{name}: {brief(part, is_code=is_code)}" for name, part in schema["properties"].items())
         return f"object ({', '.join(parts)})"

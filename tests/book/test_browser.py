@@ -51,7 +51,9 @@ def told(site: Path) -> dict[str, Any]:  # noqa: F811
 def outside(requests: list[list[str]]) -> list[str]:
     """What was asked of anybody but loopback."""
     hosts = ((url, urlsplit(url)) for url, _ in requests)
-    return [url for url, parts in hosts if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1"]
+    return [
+        url for url, parts in hosts if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1"
+    ]
 
 
 def test_no_request_of_the_book_leaves_loopback(told: dict[str, Any]) -> None:
