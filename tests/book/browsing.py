@@ -1,9 +1,8 @@
-"""The built book in Chromium, in a network that is loopback and nothing else: `unshare --net python -m tests.book.browsing
-SITE PAGE...`.
+"""The built book in Chromium, in a network that is loopback alone.
 
-Serves the book to the browser, opens each page, searches, and prints one line of JSON: what was seen, and every request
-that the browser made, by its own log of the network. A page of another kind, which asks for a picture from elsewhere, is
-opened in a browser of its own: there the log has to have that.
+`unshare --net python -m tests.book.browsing SITE PAGE...` serves the book to the browser, opens each page, searches, and
+prints one line of JSON: what was seen, and every request that the browser made, by its own log of the network. A page of
+another kind, with a picture from elsewhere, is opened in a browser of its own: there the log has to have that.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Tab:
 
 @contextmanager
 def browser(log: Path) -> Iterator[Tab]:
-    """A Chromium with a profile of its own that writes what it does in the network to `log`; it has ended afterwards."""
+    """A Chromium with a profile of its own that writes what it does in the network to `log`; ended afterwards."""
     profile = Path(tempfile.mkdtemp(prefix="hive-book-", dir="/var/tmp"))
     command = [BROWSER, *QUIET, f"--user-data-dir={profile}", f"--log-net-log={log}", "about:blank"]
     with (profile / "said").open("wb") as said:

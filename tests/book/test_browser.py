@@ -36,7 +36,7 @@ def why_not() -> str:
 
 
 @pytest.fixture(scope="module")
-def told(site: Path) -> dict[str, Any]:  # noqa: F811
+def told(site: Path) -> dict[str, Any]:
     if reason := why_not():
         pytest.skip(reason)
     pages = [page.removesuffix(".md") + ".html" for page in ["index.md", *PAGES[:: stride(EACH)]]]

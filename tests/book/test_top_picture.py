@@ -1,9 +1,9 @@
 """The moving picture of `hive top` is of the program as it is.
 
-It was taken of a real `hive up --demo`, so what it says differs each time. What does not is held here against the program
-itself, drawn anew over a look that never changes, on a screen of the same size: the head of the table and the footer, with
-their places and colours; the titles of the panes; version, demo agents and the words of their states. Where one of these
-is another, the picture is stale: `python -m tests.book.top_picture`, and look at it.
+It was taken of a real `hive up --demo`, so what it says differs each time. What does not is held here against the
+program itself, drawn anew over a look that never changes, on a screen of the same size: the head of the table and the
+footer, with their places and colours; the titles of the panes; version, demo agents and the words of their states.
+Where one of these is another, the picture is stale: `python -m tests.book.top_picture`, and look at it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def test_frames_become_one_picture_in_which_only_what_changes_is_there_twice() -
         )
         return (
             '<svg>\n<style>\n.terminal-r1 { fill: #e0e0e0 }\n    </style>\n<rect x="0" y="0" width="9" height="9" />'
-            f'<g transform="translate(9, 41)" clip-path="url(#t)">\n<g class="terminal-matrix">{texts}</g>\n</g>\n</svg>\n'
+            f'<g transform="translate(9, 41)" clip-path="url(#t)">\n<g class="terminal-matrix">{texts}</g>\n'
+            "</g>\n</svg>\n"
         )
 
     found = top_picture.moving([frame("stays", "one"), frame("stays", "two"), frame("stays", "one")])

@@ -1,8 +1,8 @@
 """The moving picture of `hive top` under `hive up --demo`: `python -m tests.book.top_picture` takes it anew.
 
-A whole `hive up --demo` with the demo backend, a state directory and ports of its own; the real `hive top` over its socket,
-on a screen that is not there, is exported by Textual once a second. The frames are put into one SVG that moves by style
-sheets alone: where these are not understood, or somebody wants less motion, the first frame stands. Takes a minute.
+A whole `hive up --demo` with the demo backend, a state directory and ports of its own; the real `hive top` over its
+socket, on a screen that is not there, is exported by Textual once a second. The frames are put into one SVG that moves
+by style sheets alone: where these are not understood, or less motion is wanted, the first frame stands. Takes a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.ports import free_port
 from tests.tui.test_pictures import environment, normal, words
 
 PICTURE = Path(__file__).parents[2] / "docs/pictures/top.svg"
-SIZE = (110, 22)
+SIZE = (110, 20)
 FRAMES = 24
 EVERY_S = 1.0
 WARM_S = 25.0
@@ -39,7 +39,8 @@ WARM_S = 25.0
 CLASS = re.compile(r"\.terminal-(r\d+) \{ (.*?) \}")
 LINE = re.compile(r'<(?:text|rect)\b[^>]*? y="([\d.]+)"[^>]*?(?:/>|>[^<]*</text>)', re.DOTALL)
 OF_THE_SCREEN = re.compile(
-    r'(.*<g transform="translate\(9, 41\)" clip-path="[^"]*">)(.*)<g class="terminal-matrix">(.*)</g>\s*</g>\s*</svg>\s*',
+    r'(.*<g transform="translate\(9, 41\)" clip-path="[^"]*">)(.*)'
+    r'<g class="terminal-matrix">(.*)</g>\s*</g>\s*</svg>\s*',
     re.DOTALL,
 )
 
