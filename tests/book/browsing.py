@@ -1,8 +1,8 @@
 """The built book in Chromium, in a network that is loopback alone.
 
-`unshare --net python -m tests.book.browsing SITE PAGE...` serves the book to the browser, opens each page, searches, and
-prints one line of JSON: what was seen, and every request that the browser made, by its own log of the network. A page of
-another kind, with a picture from elsewhere, is opened in a browser of its own: there the log has to have that.
+`unshare --net python -m tests.book.browsing SITE PAGE...` serves the book to the browser, opens each page, searches,
+and prints one line of JSON: what was seen, and every request that the browser made, by its own log of the network. A
+page of another kind, with a picture from elsewhere, is opened in a browser of its own: there the log has to have that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,7 +39,7 @@ QUIET = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-domain-reliability",
-    "--disable-features=OptimizationHints,MediaRouter,Translate",
+    "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication",
     "--no-pings",
     "--remote-debugging-port=0",
 ]
@@ -67,7 +67,8 @@ class Pages(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path != "/canary.html":
-            super().do_GET()
+            with suppress(ConnectionError):  # the browser has gone on to the next page
+                super().do_GET()
             return
         body = CANARY.encode()
         self.send_response(200)

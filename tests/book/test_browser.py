@@ -49,11 +49,18 @@ def told(site: Path) -> dict[str, Any]:
 
 
 def outside(requests: list[list[str]]) -> list[str]:
-    """What was asked of anybody but loopback."""
-    hosts = ((url, urlsplit(url)) for url, _ in requests)
-    return [
-        url for url, parts in hosts if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1"
-    ]
+    """URLs of anybody but loopback, without what Chromium asks its makers for its own sake: no page asked for that."""
+    return [url for url, initiator in requests if not is_near(url) and not is_own(url, initiator)]
+
+
+def is_near(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme not in ("http", "https", "ws", "wss") or parts.hostname == "127.0.0.1"
+
+
+def is_own(url: str, initiator: str) -> bool:
+    """Whether Chromium asked by itself: for the time, for news of its parts, for the forms that it would fill in."""
+    return initiator == "not an origin" and (urlsplit(url).hostname or "").endswith((".google.com", ".googleapis.com"))
 
 
 def test_no_request_of_the_book_leaves_loopback(told: dict[str, Any]) -> None:
