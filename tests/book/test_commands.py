@@ -101,9 +101,18 @@ def wrong_with(words: list[str]) -> str:
     elif not path:
         known |= {flag for param in root().params for flag in param.opts}
     given = rest[: rest.index("--")] if "--" in rest else rest
-    flags = [word.partition("=")[0] for word in given if re.match(r"--?[a-z]", word)]
+    flags = [flag for word in given if re.match(r"--?[a-z0-9]", word) for flag in _single(word.partition("=")[0])]
     missing = [flag for flag in flags if flag not in known]
     return f"hive {' '.join(path)} has no {missing[0]}" if missing else ""
+
+
+def _single(word: str) -> list[str]:
+    """The flags that a word is.
+
+    >>> _single("-it"), _single("--json")
+    (['-i', '-t'], ['--json'])
+    """
+    return [word] if word.startswith("--") else [f"-{letter}" for letter in word[1:]]
 
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md"))]
