@@ -98,7 +98,7 @@ class Tab:
         self._connection = connection
         self._numbers = itertools.count(1)
         self.thrown: list[str] = []
-        """What scripts of the pages threw."""
+        """Exceptions of the pages' scripts."""
         self._events: list[dict[str, Any]] = []
         for domain in ("Page", "Runtime"):
             self.tell(f"{domain}.enable")
@@ -127,7 +127,7 @@ class Tab:
             self._next()
 
     def value(self, expression: str) -> Any:
-        """What an expression in the page has as its value."""
+        """The value of an expression in the page."""
         return self.tell("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def _next(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Asked(HTMLParser):
-    """What a browser would fetch for a page, without scripts."""
+    """Collects the addresses that a browser fetches for a page, without scripts."""
 
     FETCHED = ("stylesheet", "icon", "preconnect", "dns-prefetch", "preload", "prefetch", "modulepreload", "manifest")
 

@@ -70,7 +70,7 @@ def demo() -> Iterator[Path]:
 
 
 async def frames_of(state: Path) -> list[str]:
-    """What `hive top` shows, once a second, as SVG."""
+    """Takes the screen of `hive top` once a second, as SVG."""
     sockets = api_sockets(state_dir=state, uid=os.geteuid(), env={})
     client = Client(find(sockets).path)
     await asyncio.to_thread(until, lambda: _are_there(client), within_s=90, what="its agents")
