@@ -328,7 +328,7 @@ def templated(machine: Machine) -> dict[str, Any]:
         order = {"name": name, "template": "heap", "command": [str(script)], "egress": [], "idle_s": 600}
         hive.post("/api/agents", order)
         hive.post(f"/api/agents/{name}/start")
-        until(lambda name=name: "ready" in hive.agent_log(name), within_s=180, what=f"{name} has its heap")
+    until(lambda: all("ready" in hive.agent_log(name) for name in names), within_s=180, what="they have their heaps")
     views = {name: hive.get(f"/api/agents/{name}") for name in names}
     machine.ids |= {name: view["id"] for name, view in views.items()}
     told = {
