@@ -18,7 +18,7 @@ from tests.examples import stride
 
 __all__ = ["site"]
 
-pytestmark = [pytest.mark.root, pytest.mark.book, needs_mkdocs, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.book, needs_mkdocs, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 EACH = 7
 """Every so many pages of the book is opened; all of them where `HIVE_EXAMPLES` is `all`."""
@@ -41,7 +41,7 @@ def told(site: Path) -> dict[str, Any]:
         pytest.skip(reason)
     pages = [page.removesuffix(".md") + ".html" for page in ["index.md", *PAGES[:: stride(EACH)]]]
     command = ["unshare", "--net", sys.executable, "-m", "tests.book.browsing", str(site), *dict.fromkeys(pages)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, Any] = json.loads(ran.stdout)
     assert found["routes"] == "", "there was a way out"
