@@ -4,7 +4,6 @@ whole Hive. Without nginx or openssl it is skipped, with the reason.
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 import socket
@@ -12,9 +11,11 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from tests.book import blocks
@@ -48,29 +49,45 @@ def written(kind: str) -> str:
 
 
 class Fronted(NamedTuple):
-    """A Hive, and the port of the nginx before it. `trusts`: those who vouch for nginx."""
+    """A Hive, and the nginx before it. `trusts`: those who vouch for nginx; `client`: of nginx, whatever the name."""
 
     hive: Stack
     port: int
     trusts: ssl.SSLContext
+    client: httpx.Client
 
     def connect(self, name: str) -> ssl.SSLSocket:
         """A connection to nginx by one of its names."""
         plain = socket.create_connection(("127.0.0.1", self.port), WITHIN_S)
         return self.trusts.wrap_socket(plain, server_hostname=name)
 
-    def client(self, name: str) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(name, timeout=WITHIN_S)
-        connection.sock = self.connect(name)
-        return connection
+    def request(
+        self, name: str, target: str, *, body: bytes | None = None, fields: Mapping[str, str] | None = None
+    ) -> httpx.Request:
+        """A request by this name: GET, or POST with a body."""
+        return self.client.build_request(
+            "GET" if body is None else "POST",
+            f"https://127.0.0.1:{self.port}{target}",
+            content=body,
+            headers={"Host": name, **(fields or {})},
+            extensions={"sni_hostname": name},
+        )
 
     def ask(
         self, name: str, target: str, *, body: bytes | None = None, fields: Mapping[str, str] | None = None
-    ) -> http.client.HTTPResponse:
+    ) -> httpx.Response:
+        return self.client.send(self.request(name, target, body=body, fields=fields))
+
+    @contextmanager
+    def stream(
+        self, name: str, target: str, *, body: bytes | None = None, fields: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
         """The answer, its body not read yet."""
-        connection = self.client(name)
-        connection.request("GET" if body is None else "POST", target, body, dict(fields or {}))
-        return connection.getresponse()
+        answer = self.client.send(self.request(name, target, body=body, fields=fields), stream=True)
+        try:
+            yield answer
+        finally:
+            answer.close()
 
     def token_of(self, agent: str, kind: str) -> str:
         return str(self.hive.get(f"/api/agents/{agent}/tokens")[kind])
@@ -120,7 +137,9 @@ def fronted(nginx: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fr
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 _wait_until_up(port, folder / "error.log", process)
-                yield Fronted(hive, port, ssl.create_default_context(cafile=str(authority)))
+                trusts = ssl.create_default_context(cafile=str(authority))
+                with httpx.Client(verify=trusts, trust_env=False, timeout=WITHIN_S) as client:
+                    yield Fronted(hive, port, trusts, client)
             finally:
                 process.kill()
 
@@ -144,12 +163,13 @@ def test_an_agents_stream_arrives_piece_by_piece(fronted: Fronted, name: str) ->
     """The agent sends its next piece only when it was told to, and that is when the one before is here."""
     token, prefix = fronted.token_of("echo", "ingress"), "/agents/echo" if name == CALLERS else ""
     fields = {"X-Hive-Token": token}
-    stream = fronted.ask(name, f"{prefix}/stream", fields=fields)
-    for number in range(3):
-        assert stream.readline() == b"data: %d\n" % number
-        assert stream.readline() == b"\n"
-        assert fronted.ask(name, f"{prefix}/go", fields=fields).read() == b"gone on"
-    assert stream.read() == b""
+    with fronted.stream(name, f"{prefix}/stream", fields=fields) as answer:
+        lines = answer.iter_lines()
+        for number in range(3):
+            assert next(lines) == f"data: {number}"
+            assert next(lines) == ""
+            assert fronted.ask(name, f"{prefix}/go", fields=fields).text == "gone on"
+        assert list(lines) == []
 
 
 @pytest.mark.parametrize(("name", "target"), [(CALLERS, "/agents/echo/t/{}/ws"), (AT_HOME, "/.hive/t/{}/ws")])
@@ -204,37 +224,37 @@ LIES = {
 def test_below_the_shared_origin_fields_are_as_the_page_says(fronted: Fronted) -> None:
     token = fronted.token_of("echo", "ingress")
     answer = fronted.ask(CALLERS, "/agents/echo/head", fields={"X-Hive-Token": token, **LIES})
-    told = json.loads(answer.read())
+    told = answer.json()
     assert told["x-forwarded-prefix"] == "/agents/echo"
     assert told["host"] == CALLERS
     assert told["x-other"] == "passes"
     dropped = {name.lower() for name in LIES} - {"x-forwarded-prefix", "x-other"}
     assert not (dropped | {"x-hive-token"}) & told.keys()
-    assert answer.headers["set-cookie"] is None
+    assert "set-cookie" not in answer.headers
     assert answer.headers["x-hive-dropped"] == "cookie, set-cookie"
 
 
 def test_at_an_origin_of_its_own_cookies_pass(fronted: Fronted) -> None:
     token = fronted.token_of("echo", "ingress")
     answer = fronted.ask(AT_HOME, "/head", fields={"X-Hive-Token": token, **LIES})
-    told = json.loads(answer.read())
+    told = answer.json()
     assert (told["host"], told["cookie"]) == (AT_HOME, "c=d")
     dropped = {name.lower() for name in LIES} - {"cookie", "x-other"}
     assert not (dropped | {"x-hive-token"}) & told.keys()
     assert answer.headers["set-cookie"] == "a=b"
-    assert answer.headers["x-hive-dropped"] is None
+    assert "x-hive-dropped" not in answer.headers
 
 
 def test_a_body_of_more_than_nginx_takes_by_itself_passes(fronted: Fronted) -> None:
     token = fronted.token_of("echo", "ingress")
     answer = fronted.ask(CALLERS, "/agents/echo/", body=bytes(2_000_000), fields={"X-Hive-Token": token})
-    assert (answer.status, answer.read()) == (200, b"2000000")
+    assert (answer.status_code, answer.text) == (200, "2000000")
 
 
 def test_a_wrong_token_is_hives_own_401(fronted: Fronted) -> None:
     answer = fronted.ask(CALLERS, "/agents/echo/", fields={"X-Hive-Token": "hi_wrong"})
-    assert answer.status == 401
-    assert json.loads(answer.read())["error"]["code"] == "unauthorized"
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "unauthorized"
 
 
 # --- the model ---------------------------------------------------------------------------------------------------
@@ -258,23 +278,22 @@ def under_way(hive: Stack) -> list[dict[str, Any]]:
 def test_a_models_stream_arrives_while_it_is_made_and_a_client_that_leaves_ends_it(fronted: Fronted) -> None:
     """It would take minutes: what is read of it cannot have waited for its end."""
     hive, fields = fronted.hive, as_agent(fronted, "ann")
-    stream = fronted.ask(MODEL, "/v1/chat/completions", body=chat(stream=True, tokens=3000), fields=fields)
-    assert stream.readline().startswith(b"data: ")
-    assert [one["state"] for one in under_way(hive)] == ["streaming"]
-    stream.close()
+    body = chat(stream=True, tokens=3000)
+    with fronted.stream(MODEL, "/v1/chat/completions", body=body, fields=fields) as answer:
+        assert next(answer.iter_lines()).startswith("data: ")
+        assert [one["state"] for one in under_way(hive)] == ["streaming"]
     until(lambda: not under_way(hive), within_s=20, what="its place is free")
 
 
 def test_two_agents_ask_by_turns_over_one_connection_to_nginx(fronted: Fronted) -> None:
     """A connection to the model's port belongs to one agent for ever: nginx opens one for each request."""
-    connection = fronted.client(MODEL)
-    sock = connection.sock
+    connections = set()
     for name in ("ann", "ben", "ann", "ben"):
-        fields = as_agent(fronted, name)
-        connection.request("POST", "/v1/chat/completions", chat(stream=False, tokens=2), fields)
-        answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["object"]) == (200, "chat.completion")
-    assert connection.sock is sock
+        body, fields = chat(stream=False, tokens=2), as_agent(fronted, name)
+        answer = fronted.ask(MODEL, "/v1/chat/completions", body=body, fields=fields)
+        assert (answer.status_code, answer.json()["object"]) == (200, "chat.completion")
+        connections.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(connections) == 1
 
 
 # --- the API -----------------------------------------------------------------------------------------------------
@@ -284,8 +303,8 @@ def test_the_api_answers_by_the_name_that_hosts_has_and_by_no_other(fronted: Fro
     made = fronted.hive.post("/api/tokens", {"name": "front", "role": "viewer"})
     fields = {"Authorization": f"Bearer {made['token']}"}
     answer = fronted.ask(API, "/api/health", fields=fields)
-    assert (answer.status, json.loads(answer.read())["status"]) == (200, "ok")
-    direct = http.client.HTTPConnection("127.0.0.1", fronted.hive.health()["api"]["port"], timeout=WITHIN_S)
-    direct.request("GET", "/api/health", headers={**fields, "Host": "other.example.org"})
-    refused = direct.getresponse()
-    assert (refused.status, json.loads(refused.read())["detail"]) == (403, "this is not other.example.org")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+    port = fronted.hive.health()["api"]["port"]
+    other = {**fields, "Host": "other.example.org"}
+    refused = httpx.get(f"http://127.0.0.1:{port}/api/health", headers=other, trust_env=False)
+    assert (refused.status_code, refused.json()["detail"]) == (403, "this is not other.example.org")
