@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.book import blocks
+from tests.book.blocks import blocks
 from tests.fakes.programs import fake_backend
 from tests.journeys.stack import Stack, stack, until
 from tests.ports import free_port

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]

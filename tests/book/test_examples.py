@@ -11,7 +11,7 @@ from hive.agents.spec import from_toml
 from hive.settings.field_rules import EVERYWHERE, TARGETS
 from hive.settings.file import IN_TOML, NAMED, load_text
 from hive.settings.table import SECTIONS
-from tests.book import PAGES, CodeBlock, blocks_of
+from tests.book.blocks import PAGES, CodeBlock, blocks_of
 
 
 def begins_as_hive_conf(text: str) -> bool:

@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from tests.book import ROOT, blocks
+from tests.book.blocks import ROOT, blocks
 
 PAGE = "docs/troubleshooting.md"
 LEAST = 10

@@ -11,7 +11,7 @@ from typer._click.exceptions import UsageError
 
 from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE
-from tests.book import blocks_of
+from tests.book.blocks import blocks_of
 
 COMMAND = re.compile(r"^\$ (?:sudo )?(?:\.venv/bin/)?hive (.*)$")
 FILLED_IN = {"LEASE": "l-17", "N": "5", "TIME": "10m"}
