@@ -1,4 +1,4 @@
-"""Every `hive …` that a page of the book types is one that Hive takes: the verb, its options, and what they are given."""
+"""Every `hive …` that a page of the book types is taken: the verb, its options, and what they are given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What docs/how-to/behind-a-reverse-proxy.md says, with its own configuration of nginx and of Hive: a real nginx before a
-whole Hive. Without nginx or openssl it is skipped, with the reason.
+"""What docs/how-to/behind-a-reverse-proxy.md says, with its own configuration of nginx and of Hive.
+
+A real nginx is before a whole Hive. Without nginx or openssl the tests are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -280,7 +281,8 @@ def test_a_models_stream_arrives_while_it_is_made_and_a_client_that_leaves_ends_
     hive, fields = fronted.hive, as_agent(fronted, "ann")
     body = chat(stream=True, tokens=3000)
     with fronted.stream(MODEL, "/v1/chat/completions", body=body, fields=fields) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
         assert [one["state"] for one in under_way(hive)] == ["streaming"]
     until(lambda: not under_way(hive), within_s=20, what="its place is free")
 

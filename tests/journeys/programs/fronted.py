@@ -13,7 +13,10 @@ go = asyncio.Semaphore(0)
 
 
 def answer(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+    return b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
 
 async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
