@@ -22,7 +22,7 @@ def typed() -> dict[str, str]:
     """Each command of the book, with the place where it stands first."""
     found: dict[str, str] = {}
     for block in blocks_of("console", ""):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             if (match := COMMAND.match(line)) is not None:
                 found.setdefault(match[1], str(block))
     return found

@@ -21,8 +21,14 @@ def begins_as_hive_conf(text: str) -> bool:
     return first[:1] == "[" and (first[1:-1] in SECTIONS or (kind in {*NAMED, "fields"} and bool(name)))
 
 
+def describes(text: str) -> bool:
+    """Whether a table is Hive's: of models, tasks and templates, or of an agent. Clients have files of their own."""
+    told = tomllib.loads(text)
+    return told.keys() <= set(IN_TOML) or bool({"command", "runtime"} & told.keys())
+
+
 CONFIGURATIONS = blocks_of("ini") + [block for block in blocks_of("") if begins_as_hive_conf(block.text)]
-TABLES = blocks_of("toml")
+TABLES = [block for block in blocks_of("toml") if describes(block.text)]
 
 
 def test_there_are_examples_and_each_page_is_looked_at() -> None:

@@ -22,7 +22,7 @@ VALUE = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 
 def fragments_of(node: ast.expr) -> Iterator[str]:
-    """What a string of the code has between its values."""
+    """The parts of a string of the code that stand between its values."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from VALUE.split(node.value)
     elif isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""What docs/how-to/behind-a-reverse-proxy.md says, with its own configuration of nginx and of Hive.
+"""The page docs/how-to/behind-a-reverse-proxy.md is true, with its own configuration of nginx and of Hive.
 
 A real nginx is before a whole Hive. Without nginx or openssl the tests are skipped, with the reason.
 """
