@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -39,18 +39,24 @@ async def test_the_answer_is_the_exposition_of_the_admin_socket() -> None:
 
 async def test_questions_that_came_while_it_stood_still_cost_one_exposition(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, askers = Metrics(), [Asker() for _ in range(50)]
-    begun = []
+    begun = 0
     exposition = metrics.exposition
-    monkeypatch.setattr(metrics, "exposition", lambda: begun.append(1) or exposition())
+
+    def counted() -> Iterator[bytes]:
+        nonlocal begun
+        begun += 1
+        return exposition()
+
+    monkeypatch.setattr(metrics, "exposition", counted)
     scrapes = Scrapes(metrics)
     for asker in askers:
         scrapes.ask(asker)
     await until(lambda: all(asker.told for asker in askers))
-    assert len(begun) == 1
+    assert begun == 1
     assert len({told.text for asker in askers for told in asker.told if isinstance(told, MetricsAre)}) == 1
     scrapes.ask(later := Asker())
     await until(lambda: later.told)
-    assert len(begun) == 2
+    assert begun == 2
 
 
 async def test_requests_go_on_between_its_pieces() -> None:
