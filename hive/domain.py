@@ -111,7 +111,7 @@ class CloudUse(StrEnum):
 
 
 class Role(StrEnum):
-    """The rights of a person: read the metrics, look, steer agents, change Hive itself. Each may do what those before it
+    """The rights of a person: read metrics, look, steer agents, change Hive itself. Each may do what those before it
     may."""
 
     SCRAPER = "scraper"

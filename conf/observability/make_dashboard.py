@@ -142,7 +142,9 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ),
             needs="gpu",
         ),
-        Panel("GPU at work", "percentunit", (Query("max by (gpu) (hive_gpu_utilization_ratio)", "{{gpu}}"),), needs="gpu"),
+        Panel(
+            "GPU at work", "percentunit", (Query("max by (gpu) (hive_gpu_utilization_ratio)", "{{gpu}}"),), needs="gpu"
+        ),
     ),
     "Box": (
         Panel(
@@ -227,7 +229,12 @@ def _shown(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [
-            {"refId": chr(ord("A") + number), "datasource": source, "expr": query.expression, "legendFormat": query.legend}
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": source,
+                "expr": query.expression,
+                "legendFormat": query.legend,
+            }
             for number, query in enumerate(panel.queries)
         ],
     }

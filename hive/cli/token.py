@@ -28,7 +28,9 @@ class TokenRole(StrEnum):
 def create(
     call: CommandCall,
     name: Name,
-    role: Annotated[TokenRole, typer.Option(help="What it may: read /metrics, look too, steer agents too, change Hive itself too.")],
+    role: Annotated[
+        TokenRole, typer.Option(help="What it may: read /metrics, look too, steer agents too, change Hive itself too.")
+    ],
     expires: Annotated[
         str | None, typer.Option(metavar="N(s|m|h|d)", help="Good for so long; else until it is revoked.")
     ] = None,

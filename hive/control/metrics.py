@@ -69,7 +69,10 @@ TABLE = (
     MetricRow("sleep_saved_bytes", MetricKind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
     MetricRow("host_memory_total_bytes", MetricKind.GAUGE, (), "RAM of the host."),
     MetricRow(
-        "host_memory_available_bytes", MetricKind.GAUGE, (), "Of that, what may be taken before the host begins to swap."
+        "host_memory_available_bytes",
+        MetricKind.GAUGE,
+        (),
+        "Of that, what may be taken before the host begins to swap.",
     ),
     MetricRow("state_disk_total_bytes", MetricKind.GAUGE, (), "Size of the disk that has the state directory."),
     MetricRow("state_disk_free_bytes", MetricKind.GAUGE, (), "Of that, what the daemon may still write."),

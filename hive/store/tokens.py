@@ -13,8 +13,8 @@ from hive.errors import NotFound, WrongState
 KEPT = 1000
 """Tokens that are good no longer, the last ones; older ones are in the audit table."""
 SCRAPES = "scraper "
-"""Before the digest of a scraper's token, which the table has as a viewer's: a Hive that is older than this role does not
-start where it meets one, and no token that it is shown has such a digest."""
+"""Before the digest of a scraper's token, which the table has as a viewer's: a Hive that is older than this role would
+not start where it met one, and no token that it is shown has such a digest."""
 
 
 class StoredToken(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,9 +27,7 @@ def test_panels_have_names_of_their_own_and_none_lies_on_another() -> None:
     titles = [panel["title"] for panel in shown]
     assert len(titles) == len(set(titles))
     places = [panel["gridPos"] for panel in shown]
-    cells = [
-        (place["x"] + x, place["y"] + y) for place in places for x in range(place["w"]) for y in range(place["h"])
-    ]
+    cells = [(place["x"] + x, place["y"] + y) for place in places for x in range(place["w"]) for y in range(place["h"])]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < COLUMNS
 

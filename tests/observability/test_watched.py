@@ -1,4 +1,4 @@
-"""A whole Hive that a real Prometheus scrapes: traffic, sleep, a refusal, a proxy that stands still, a killed backend."""
+"""A whole Hive that a real Prometheus scrapes: traffic, sleep, a refusal, a still proxy, a killed backend."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def played() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, played: str) -> Iterator[Watched]:
-    """A Hive with two models in the memory of one, scraped from its first moment, and then traffic, sleep and refusals."""
+    """A Hive with two models in the memory of one, scraped from its first moment; then traffic, sleep, a refusal."""
     program("prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
     with fake_ollama("--layer-bytes", LAYER_BYTES, "alpha", "beta") as backend:
