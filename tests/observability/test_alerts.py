@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,19 +184,30 @@ CASES: dict[str, Case] = {
 LOOKED_AT_MIN = 30
 
 
-def _case(alert: str, series: Mapping[str, str], *, fires: bool) -> dict[str, object]:
+def _case(
+    alert: str, series: Mapping[str, str], *, is_so: bool = True, state: str = "firing", minute: int = LOOKED_AT_MIN
+) -> dict[str, object]:
+    """Whether the alert is in that state then."""
     labels = f'{{alertname="{alert}"}}'
     return {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": f'count by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
-                "eval_time": f"{LOOKED_AT_MIN}m",
-                "exp_samples": [{"labels": labels, "value": 1}] if fires else [],
+                "expr": f'count by (alertname) (ALERTS{{alertname="{alert}",alertstate="{state}"}})',
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": labels, "value": 1}] if is_so else [],
             }
         ],
     }
+
+
+def tried(directory: Path, cases: Sequence[object]) -> None:
+    """Fails where promtool finds that one of them is not so."""
+    asked = {"rule_files": [str(SHIPPED / "alerts.yml")], "evaluation_interval": "1m", "tests": cases}
+    (directory / "cases.yml").write_text(json.dumps(asked))
+    done = promtool("test", "rules", str(directory / "cases.yml"))
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 
 def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
@@ -206,14 +217,16 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() 
 
 @pytest.mark.parametrize("alert", CASES)
 def test_it_fires_where_it_should_and_is_silent_where_it_nearly_would(alert: str, tmp_path: Path) -> None:
-    cases = [
-        *(_case(alert, series, fires=True) for series in CASES[alert].fires),
-        *(_case(alert, series, fires=False) for series in CASES[alert].silent),
-    ]
-    asked = {"rule_files": [str(SHIPPED / "alerts.yml")], "evaluation_interval": "1m", "tests": cases}
-    (tmp_path / "cases.yml").write_text(json.dumps(asked))
-    done = promtool("test", "rules", str(tmp_path / "cases.yml"))
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    fires = [_case(alert, series) for series in CASES[alert].fires]
+    tried(tmp_path, [*fires, *(_case(alert, series, is_so=False) for series in CASES[alert].silent)])
+
+
+@pytest.mark.parametrize("alert", [alert for alert, rule in rules().items() if "for" in rule])
+def test_it_waits_for_as_long_as_it_says(alert: str, tmp_path: Path) -> None:
+    """What makes it fire is so from the first minute on: until its time is over it is pending."""
+    series, last = CASES[alert].fires[0], int(rules()[alert]["for"].removesuffix("m")) - 1
+    is_pending = _case(alert, series, state="pending", minute=last)
+    tried(tmp_path, [is_pending, _case(alert, series, is_so=False, minute=last)])
 
 
 def test_what_an_alert_says_has_the_values_in_it(tmp_path: Path) -> None:
@@ -232,10 +245,7 @@ def test_what_an_alert_says_has_the_values_in_it(tmp_path: Path) -> None:
     }
     series = [{"series": f'hive_up{{part="redis",{AT}}}', "values": steady(0)}]
     case = {"interval": "1m", "input_series": series, "alert_rule_test": [told]}
-    asked = {"rule_files": [str(SHIPPED / "alerts.yml")], "evaluation_interval": "1m", "tests": [case]}
-    (tmp_path / "cases.yml").write_text(json.dumps(asked))
-    done = promtool("test", "rules", str(tmp_path / "cases.yml"))
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    tried(tmp_path, [case])
 
 
 def test_promtool_takes_the_configuration_and_the_rules(tmp_path: Path) -> None:
