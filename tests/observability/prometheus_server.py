@@ -78,8 +78,8 @@ class PrometheusServer:
         groups = self._api.get("/rules").json()["data"]["groups"]
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
-    def until(self, is_so: Callable[[], Any], what: str) -> Any:
-        """Waits for what some scrapes bring."""
+    def until(self, is_so: Callable[[], Any], what: object) -> Any:
+        """Waits for what some scrapes bring. `what`: what is missing, as it is in the end."""
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             if found := is_so():

@@ -187,7 +187,7 @@ LOOKED_AT_MIN = 30
 def _case(
     alert: str, series: Mapping[str, str], *, is_so: bool = True, state: str = "firing", minute: int = LOOKED_AT_MIN
 ) -> dict[str, object]:
-    """Whether the alert is in that state then."""
+    """A case in which the alert is in that state then, or is not."""
     labels = f'{{alertname="{alert}"}}'
     return {
         "interval": "1m",
@@ -223,7 +223,7 @@ def test_it_fires_where_it_should_and_is_silent_where_it_nearly_would(alert: str
 
 @pytest.mark.parametrize("alert", [alert for alert, rule in rules().items() if "for" in rule])
 def test_it_waits_for_as_long_as_it_says(alert: str, tmp_path: Path) -> None:
-    """What makes it fire is so from the first minute on: until its time is over it is pending."""
+    """Its cause is there from the first minute on: until its time is over it is pending."""
     series, last = CASES[alert].fires[0], int(rules()[alert]["for"].removesuffix("m")) - 1
     is_pending = _case(alert, series, state="pending", minute=last)
     tried(tmp_path, [is_pending, _case(alert, series, is_so=False, minute=last)])
