@@ -23,7 +23,7 @@ class Scrapes:
         return f"<Scrapes {len(self._open)} open>"
 
     def ask(self, reply: LinkReply) -> None:
-        """Answers within some rounds of the loop; each of them is held up by 1 ms at most."""
+        """Answers within some rounds of the loop; each of them is held up by some 1 ms."""
         self._open.append(reply)
         if len(self._open) == 1:
             self._written = []

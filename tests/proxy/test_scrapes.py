@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from hive.endpoints.endpoints import ENDPOINTS
 from hive.link.figures import MetricsAre
 from hive.link.message import LinkMessage
 from hive.link.messages import Failed
-from hive.proxy.metrics import TABLE, Metrics
+from hive.proxy.metrics import TABLE, TENANTS_MAX, Metrics
 from hive.proxy.scrapes import Scrapes
 from tests.proxy.harness import until
 
@@ -100,3 +103,17 @@ async def test_a_metric_that_cannot_be_read_is_an_answer_too_and_the_next_scrape
     scrapes.ask(again := Asker())
     await until(lambda: again.told)
     assert isinstance(again.told[0], MetricsAre)
+
+
+def test_no_piece_is_long_also_where_everything_is_counted() -> None:
+    """With each endpoint in use and a hundred tenants one metric was 700 lines, and held requests up for 2.4 ms."""
+    metrics = Metrics()
+    for number in range(TENANTS_MAX + 20):
+        for endpoint in {row.name for row in ENDPOINTS}:
+            metrics.ended(endpoint, f"t{number}", 200, cut=False, duration_s=0.3, ttft_s=0.1, tokens_in=1, tokens_out=2)
+    written = [*metrics.exposition()]
+    assert max(piece.count(b"\n") for piece in written) <= 170
+    text = b"".join(written).decode()
+    families = re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
+    assert len(families) == len(set(families))
+    assert len([*text_string_to_metric_families(text)]) == len(families)
