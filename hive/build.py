@@ -19,6 +19,7 @@ SHARED = (
     *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
     "systemd/hive-model@comfyui-42233297.service.d/*.conf",
     *("conf/redis.conf", "conf/sandbox.toml", "conf/agents/*", "conf/cluster/*", "conf/guest/*", "man/*.scd"),
+    *("conf/observability/*.yml", "conf/observability/*.json"),
 )
 """Files that are no code and belong to Hive, as the package brings it (pyproject.toml)."""
 DIGITS = 8

@@ -628,6 +628,7 @@ class Daemon:
             speculation=self._speculation,
             scraper=Scraper(
                 started_at=started_at,
+                state_dir=paths.state,
                 roster=self.roster,
                 counters=self._counters,
                 helper=sandboxes,

@@ -111,8 +111,10 @@ class CloudUse(StrEnum):
 
 
 class Role(StrEnum):
-    """The rights of a person: look, steer agents, change Hive itself. Each may do what those before it may."""
+    """The rights of a person: read metrics, look, steer agents, change Hive itself. Each may do what those before it
+    may."""
 
+    SCRAPER = "scraper"
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"

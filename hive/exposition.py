@@ -6,7 +6,7 @@ prometheus-client only writes the format; counting is a dict look-up and an addi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+HISTOGRAMS_AT_ONCE, SAMPLES_AT_ONCE = 8, 150
+"""Of a metric in one piece: a line takes 3 µs."""
 
 
 class MetricKind(StrEnum):
@@ -75,6 +77,21 @@ Values = Mapping[tuple[str, ...], float | Histogram]
 def written(row: MetricRow, values: Values) -> bytes:
     """The metric's lines in a scrape."""
     return generate_latest(_Just(_family(row, values)))
+
+
+def pieces(row: MetricRow, values: Values) -> Iterator[bytes]:
+    """`written` in pieces of some 150 lines, half a millisecond each: HELP and TYPE are in the first.
+
+    >>> row = MetricRow("agents", MetricKind.GAUGE, ("name",), "So many.")
+    >>> values = {(f"a{number}",): float(number) for number in range(400)}
+    >>> found = [*pieces(row, values)]
+    >>> len(found), b"".join(found) == written(row, values)
+    (3, True)
+    """
+    told, size = [*values.items()], HISTOGRAMS_AT_ONCE if row.kind == MetricKind.HISTOGRAM else SAMPLES_AT_ONCE
+    yield written(row, dict(told[:size]))
+    for start in range(size, len(told), size):
+        yield written(row, dict(told[start : start + size])).split(b"\n", 2)[2]
 
 
 class _Just:

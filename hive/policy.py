@@ -10,18 +10,24 @@ from hive.domain import Caller, CallerKind, Role
 class Act(StrEnum):
     """An act of a caller; the object is a model's name, or the request to the API.
 
-    A model is used, and seen in a list. At the API one looks, steers agents, or administers Hive itself.
+    A model is used, and seen in a list. At the API one reads metrics, looks, steers agents, or administers Hive itself.
     """
 
     USE = "use"
     SEE = "see"
+    SCRAPE = "scrape"
     LOOK = "look"
     STEER = "steer"
     ADMINISTER = "administer"
 
 
 USE, SEE = Act.USE, Act.SEE
-LEAST = {Act.LOOK: Role.VIEWER, Act.STEER: Role.OPERATOR, Act.ADMINISTER: Role.ADMIN}
+LEAST = {
+    Act.SCRAPE: Role.SCRAPER,
+    Act.LOOK: Role.VIEWER,
+    Act.STEER: Role.OPERATOR,
+    Act.ADMINISTER: Role.ADMIN,
+}
 """The least role for each act at the API."""
 
 

@@ -89,8 +89,8 @@ RUNNERS = "runner-"
 
 DESCRIPTION = """What the `hive` command asks, too.
 
-On the unix socket the kernel says who asks; over TCP a bearer token does. What a role may (`x-hive-role`: viewer,
-operator, admin) those behind it may as well.
+On the unix socket the kernel says who asks; over TCP a bearer token does. What a role may (`x-hive-role`:
+scraper, viewer, operator, admin) those behind it may as well.
 
 A success is the bare result. An error is `application/problem+json` with a `code` for programs, and a `hint` that says
 what to do next. HEAD is answered wherever GET is; any other method that a path does not take is 405 with `Allow`. A

@@ -94,7 +94,7 @@ class BoxApi:
                 BudgetList,
             ),
             RouteRow("GET", "/api/stats", VIEWER, "stats", self.stats, "Counts since the daemon started.", Stats),
-            RouteRow("GET", "/metrics", VIEWER, "metrics", self.metrics, "For Prometheus.", METRICS),
+            RouteRow("GET", "/metrics", Role.SCRAPER, "metrics", self.metrics, "For Prometheus.", METRICS),
             RouteRow(
                 "GET",
                 "/api/audit",
@@ -188,7 +188,8 @@ class BoxApi:
         return as_json(self._services.counters.answer(len(self._services.roster)))
 
     async def metrics(self, _: Request) -> Response:
-        """docs/metrics.md says what they are."""
+        """Those of the daemon and of the proxy; docs/metrics.md says what they are. A proxy that does not answer within
+        a second is left out, and `hive_up` says so."""
         return Response(await self._services.scraper.scrape(), media_type=METRICS)
 
     async def inference(self, _: Request) -> Response:

@@ -11,7 +11,12 @@ from hive.errors import NotPermitted, Unauthorized
 from hive.host.accounts import NAMES, Accounts
 from hive.policy import Act, may
 
-ACTS = {Role.VIEWER: Act.LOOK, Role.OPERATOR: Act.STEER, Role.ADMIN: Act.ADMINISTER}
+ACTS = {
+    Role.SCRAPER: Act.SCRAPE,
+    Role.VIEWER: Act.LOOK,
+    Role.OPERATOR: Act.STEER,
+    Role.ADMIN: Act.ADMINISTER,
+}
 """The act that a row for this role permits."""
 INTERNAL, API_TOKEN = "internal", "api-token"
 """Names of the tokens that are no rows of the table."""

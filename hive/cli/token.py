@@ -19,6 +19,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.", s
 class TokenRole(StrEnum):
     """Equal to `hive.domain.Role`: that import would cost every command 20 ms."""
 
+    SCRAPER = "scraper"
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
@@ -27,7 +28,9 @@ class TokenRole(StrEnum):
 def create(
     call: CommandCall,
     name: Name,
-    role: Annotated[TokenRole, typer.Option(help="What it may: look, steer agents too, change Hive itself too.")],
+    role: Annotated[
+        TokenRole, typer.Option(help="What it may: read /metrics, look too, steer agents too, change Hive itself too.")
+    ],
     expires: Annotated[
         str | None, typer.Option(metavar="N(s|m|h|d)", help="Good for so long; else until it is revoked.")
     ] = None,
@@ -37,6 +40,7 @@ def create(
     It takes an admin. Whoever sends it over TCP may do what its role may: Authorization: Bearer TOKEN.
 
     Examples:
+      hive token create prometheus --role scraper > hive-token
       hive token create grafana --role viewer
       hive token create ci --role operator --expires 30d > ci.token
       hive token create ops --role admin --expires 8h --json | jq -r .token

@@ -1,7 +1,8 @@
 """The metrics for Prometheus at `GET /metrics` of the daemon: every metric is one row of TABLE.
 
 Nothing is counted for it: a scrape tells what the daemon knows anyway, and the answers of helper, proxy, Redis, SQLite
-and the GPUs' driver at that moment. A figure that cannot be asked is left out, so that it is not taken for a 0.
+and the GPUs' driver at that moment. A figure that cannot be asked is left out, so that it is not taken for a 0. The
+proxy's own metrics stand behind those of TABLE, as the proxy wrote them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hive.agents.roster import Roster
@@ -25,9 +27,9 @@ from hive.control.usage import UsageConsumer
 from hive.domain import AgentStatus, Cluster, SleepDepth
 from hive.errors import HiveError
 from hive.exposition import MetricKind, MetricRow, Values, written
-from hive.host import memory
+from hive.host import files, memory
 from hive.host.gpu_memory import GpuMemoryReader
-from hive.host.memory import ZramDevice
+from hive.host.memory import MemInfo, ZramDevice
 from hive.host.nvml import GpuState, SeenGpus
 from hive.link.messages import Activity
 from hive.link.proxy_link import ProxyGates
@@ -65,6 +67,15 @@ TABLE = (
     ),
     MetricRow("agents_swapped_bytes", MetricKind.GAUGE, (), "Memory of paused agents that is in swap."),
     MetricRow("sleep_saved_bytes", MetricKind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
+    MetricRow("host_memory_total_bytes", MetricKind.GAUGE, (), "RAM of the host."),
+    MetricRow(
+        "host_memory_available_bytes",
+        MetricKind.GAUGE,
+        (),
+        "Of that, what may be taken before the host begins to swap.",
+    ),
+    MetricRow("state_disk_total_bytes", MetricKind.GAUGE, (), "Size of the disk that has the state directory."),
+    MetricRow("state_disk_free_bytes", MetricKind.GAUGE, (), "Of that, what the daemon may still write."),
     MetricRow("gpu_up", MetricKind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
     MetricRow("gpu_memory_total_bytes", MetricKind.GAUGE, ("gpu",), "Its memory."),
     MetricRow(
@@ -148,7 +159,10 @@ TABLE = (
     MetricRow("lease_overdue", MetricKind.COUNTER, (), "Leases that were not renewed in time."),
     MetricRow("lease_overruns", MetricKind.COUNTER, (), "Leases seen with more memory than they asked for."),
     MetricRow(
-        "up", MetricKind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."
+        "up",
+        MetricKind.GAUGE,
+        ("part",),
+        "Whether a part does its work: `daemon`, `proxy`, `helper`, `redis`, `database`.",
     ),
     MetricRow("problem", MetricKind.GAUGE, ("code", "severity"), "1 for each thing that is wrong now (conditions.md)."),
     MetricRow(
@@ -191,6 +205,8 @@ TABLE = (
 ROWS = {row.name: row for row in TABLE}
 ANSWER_S = 4.0
 """Prometheus waits 10 s for a scrape (scrape_timeout): one part that hangs must not take away all the rest."""
+PROXY_S = 1.0
+"""The proxy is asked for three things at once, and answers within milliseconds: one that does not is stuck."""
 WRITTEN_S = 2.0
 """A database that takes no write within this is of no use."""
 ALWAYS_TOLD = (
@@ -208,6 +224,7 @@ class Scraper:
     """The figures of the daemon's parts, in one scrape."""
 
     started_at: float
+    state_dir: Path
     roster: Roster
     counters: Counters
     helper: WithElsewhere
@@ -235,15 +252,15 @@ class Scraper:
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (is_sound, kept), (memory_split, templates) = await asyncio.gather(
+        (gpus, stats), (queue, activity, proxy), (is_sound, kept), (memory_split, templates) = await asyncio.gather(
+            asyncio.gather(self.gpus.seen(), _told(self.helper.stat([]), ANSWER_S)),
             asyncio.gather(
-                self.gpus.seen(),
-                _told(self.helper.stat([])),
-                _told(self.proxy_link.queue()),
-                _told(self.proxy_link.activity()),
+                _told(self.proxy_link.queue(), PROXY_S),
+                _told(self.proxy_link.activity(), PROXY_S),
+                _told(self.proxy_link.metrics(), PROXY_S),
             ),
-            asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
-            asyncio.gather(self.memory_split(), _told(self._templates())),
+            asyncio.gather(self._is_database_sound(), _told(self.responses.total(), ANSWER_S)),
+            asyncio.gather(self.memory_split(), _told(self._templates(), ANSWER_S)),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
@@ -262,7 +279,8 @@ class Scraper:
             **(templates or {}),
             **self._parts(),
             "up": {
-                ("proxy",): float(activity is not None),
+                ("daemon",): 1.0,
+                ("proxy",): float(proxy is not None),
                 ("helper",): float(stats is not None and self.helper.connected),
                 ("redis",): float(self.live.up),
                 ("database",): float(is_sound),
@@ -287,7 +305,8 @@ class Scraper:
             "queue_depth": values["queue_waiting"],
             "gpu_memory_used": values.get("gpu_memory_used_bytes"),
         }
-        return exposition(values) + b"".join(written(row, at) for row in aliases.TABLE if (at := told.get(row.name)))
+        second_names = b"".join(written(row, at) for row in aliases.TABLE if (at := told.get(row.name)))
+        return exposition(values) + (proxy or b"") + second_names
 
     async def _templates(self) -> Mapping[str, Values | None]:
         return await self.templates()
@@ -330,6 +349,7 @@ class Scraper:
         return {
             "build_info": {(version(),): 1},
             "start_time_seconds": _just(self.started_at),
+            **host_values(memory.read_memory(), files.size_bytes(self.state_dir), files.free_bytes(self.state_dir)),
             "backend_up": {(kind,): float(backend is not None and backend.up)},
             "backend_slots": None if backend is None or backend.places is None else {(kind,): backend.places},
             **cluster_values(None if backend is None else backend.cluster),
@@ -356,6 +376,21 @@ def saved_bytes(swapped_bytes: int, zrams: list[ZramDevice]) -> int:
     original = sum(zram.original_bytes for zram in zrams)
     taken = sum(zram.memory_bytes for zram in zrams)
     return swapped_bytes if not original else max(0, round(swapped_bytes * (1 - taken / original)))
+
+
+def host_values(seen: MemInfo, disk_bytes: int | None, free_bytes: int | None) -> dict[str, Values | None]:
+    """The figures of the host's memory, and of the disk of the state directory; what nobody knows is None.
+
+    >>> told = host_values(MemInfo(8, 4, None, None), 100, None)
+    >>> told["host_memory_available_bytes"], told["state_disk_free_bytes"]
+    ({(): 4}, None)
+    """
+    return {
+        "host_memory_total_bytes": _just(seen.total_bytes),
+        "host_memory_available_bytes": _just(seen.available_bytes),
+        "state_disk_total_bytes": _just(disk_bytes),
+        "state_disk_free_bytes": _just(free_bytes),
+    }
 
 
 def gpu_values(seen: SeenGpus) -> dict[str, Values | None]:
@@ -425,10 +460,10 @@ def _just(value: float | None) -> Values | None:
     return None if value is None else {(): value}
 
 
-async def _told(asked: Coroutine[Any, Any, Found]) -> Found | None:
+async def _told(asked: Coroutine[Any, Any, Found], within_s: float) -> Found | None:
     """The answer; None where its source cannot be asked, or does not answer in time."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             found = await outcome_of(asked)
     except TimeoutError:
         return None

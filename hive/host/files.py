@@ -47,6 +47,15 @@ def free_bytes(directory: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
+def size_bytes(directory: Path) -> int | None:
+    """Of its disk; None where nobody knows."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize
+
+
 def create_whole(path: Path, content: bytes, *, mode: int, owner: Owner = KEEP) -> bool:
     """`write_whole` where nothing is there; False, and nothing done, where something is (a link, too).
 

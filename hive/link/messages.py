@@ -22,6 +22,7 @@ from hive.link.background import (
 )
 from hive.link.cache import UseCacheEpochs
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
+from hive.link.figures import AskMetrics, MetricsAre
 from hive.link.helper import (
     AskBackend,
     AskBackendLog,
@@ -406,6 +407,8 @@ AnyMessage = (
     | QueueIs
     | AskTokensCome
     | TokensCome
+    | AskMetrics
+    | MetricsAre
     | AskTasks
     | TasksAre
     | CancelRequest

@@ -22,6 +22,7 @@ from hive.link.background import (
     FromProxyBackground,
 )
 from hive.link.cache import UseCacheEpochs
+from hive.link.figures import AskMetrics, MetricsAre
 from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
@@ -276,6 +277,13 @@ class ProxyGates:
         if not isinstance(answer, QueueIs):
             raise HiveError(f"the proxy answered {type(answer).__name__}")
         return answer
+
+    async def metrics(self) -> bytes:
+        """The proxy's exposition. Raises LinkLost, TimedOut."""
+        answer = await self._ask(AskMetrics())
+        if not isinstance(answer, MetricsAre):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer.text
 
     async def tokens_come(self) -> bool:
         """Whether part of an answer of the active backend came since that was asked last. Raises LinkLost, TimedOut."""

@@ -16,6 +16,7 @@ from hive.errors import DependencyDown, HiveError, NotFound
 from hive.link.adapters import AdaptersAre, DrainAdapter
 from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
+from hive.link.figures import AskMetrics
 from hive.link.helper import AskListeners, Dial, Dialled, ListenerGone
 from hive.link.helper import Listener as ListenerIs
 from hive.link.jobs import JobGrants
@@ -68,6 +69,7 @@ from hive.proxy.parked import asker_is_gone, restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
 from hive.proxy.runner import RunnerEntry
+from hive.proxy.scrapes import Scrapes
 from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import SwitchingGate
@@ -140,6 +142,7 @@ class ProxyLinks:
         self._slots = SlotOrders(path, lambda message: self._daemon.link.tell(message))
         self._adapters = AdapterDrains(path)
         self._prewarms = Prewarms(path, connect)
+        self._scrapes = Scrapes(path.metrics)
         self._ingress = ingress
         self._ports = ports
         self._serve = serve
@@ -247,6 +250,8 @@ class ProxyLinks:
                 reply(queue_now(self.registry, now))
             case AskTokensCome() if reply is not None:
                 reply(TokensCome(comes=self._answers.move(self.registry, self._path.slot, now)))
+            case AskMetrics() if reply is not None:
+                self._scrapes.ask(reply)
             case AskTasks() if reply is not None:
                 self._tell_tasks(message, reply)
             case CancelRequest(id=request_id) if reply is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hive import errors, exposition
 from hive.domain import WakeCause
 from hive.endpoints.endpoints import ENDPOINTS, ONE_MODEL
-from hive.exposition import Histogram, MetricKind, MetricRow, Values, written
+from hive.exposition import Histogram, MetricKind, MetricRow, Values, pieces
 
 CONTENT_TYPE = exposition.CONTENT_TYPE.encode()
 PREFIX = "hive_proxy_"
@@ -284,14 +284,14 @@ class Metrics:
         self._readings[ROWS[name].name] = reading
 
     def exposition(self) -> Iterator[bytes]:
-        """The scrape, metric by metric: its writer can let the loop go on in between (1 ms at most)."""
+        """The scrape, piece by piece: its writer can let the loop go on in between (1 ms at most)."""
         counted = self._counted()
         for row in TABLE:
             found = counted.get(row.name)
             if found is None and (reading := self._readings.get(row.name)) is not None:
                 found = _read(row, reading())
             if found is not None:
-                yield written(row, found)
+                yield from pieces(row, found)
 
     def _counted(self) -> dict[str, Values]:
         endpoints, tenants = self._endpoints, self._tenants

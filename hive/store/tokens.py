@@ -12,6 +12,9 @@ from hive.errors import NotFound, WrongState
 
 KEPT = 1000
 """Tokens that are good no longer, the last ones; older ones are in the audit table."""
+SCRAPES = "scraper "
+"""Before the digest of a scraper's token, which the table has as a viewer's: a Hive that is older than this role would
+not start where it met one, and no token that it is shown has such a digest."""
 
 
 class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +58,10 @@ def add(conn: sqlite3.Connection, token: StoredToken, *, now: float) -> None:
         raise WrongState(
             f"there is a token named {token.name} already", hint=f"hive token revoke {token.name}, or another name"
         )
-    conn.execute(
-        _INSERT, [str(value) if isinstance(value, Role) else value for value in msgspec.structs.astuple(token)]
-    )
+    kept = token
+    if token.role is Role.SCRAPER:
+        kept = msgspec.structs.replace(token, role=Role.VIEWER, digest=SCRAPES + token.digest)
+    conn.execute(_INSERT, [str(value) if isinstance(value, Role) else value for value in msgspec.structs.astuple(kept)])
     conn.execute(
         f"DELETE FROM api_tokens WHERE id IN (SELECT id FROM api_tokens WHERE {_DEAD}"
         " ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
@@ -99,4 +103,7 @@ def _of(conn: sqlite3.Connection, ref: str) -> list[StoredToken]:
 
 def _token(row: sqlite3.Row) -> StoredToken:
     found = {column: row[column] for column in _COLUMNS}
-    return StoredToken(**(found | {"role": Role(found["role"])}))
+    role, digest = Role(found["role"]), found["digest"]
+    if digest.startswith(SCRAPES):
+        role, digest = Role.SCRAPER, digest.removeprefix(SCRAPES)
+    return StoredToken(**(found | {"role": role, "digest": digest}))

@@ -30,8 +30,8 @@ def told(text: bytes) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for family in text_string_to_metric_families(text.decode()):
         name = family.name.removeprefix("hive_")
-        if name.startswith("vllm_"):
-            continue  # the runner API's second names of what is told already
+        if name.startswith(("vllm_", "proxy_")):
+            continue  # the runner API's second names of what is told already, and what the proxy tells
         row = ROWS[name]
         found[name] = {
             tuple(sample.labels[label] for label in row.labels): sample.value
@@ -135,7 +135,7 @@ async def test_of_a_proxy_that_is_gone_nothing_old_is_told(box: Box) -> None:
     assert (found["queue_waiting"], found["queue_running"]) == ({(): 0}, {(): 0})
     await box.kill_real_proxy()
     found = await scraped(box)
-    assert found["up"] == {("proxy",): 0, ("helper",): 1, ("redis",): 0, ("database",): 1}
+    assert found["up"] == {("daemon",): 1, ("proxy",): 0, ("helper",): 1, ("redis",): 0, ("database",): 1}
     assert not {"requests_in_flight", "requests_parked", "queue_waiting", "queue_running"} & found.keys()
 
 
@@ -158,7 +158,7 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
         found = await scraped(box)
     finally:
         box._proxy_process.send_signal(signal.SIGCONT)
-    assert found["up"] == {("proxy",): 0, ("helper",): 0, ("redis",): 0, ("database",): 1}
+    assert found["up"] == {("daemon",): 1, ("proxy",): 0, ("helper",): 0, ("redis",): 0, ("database",): 1}
     assert "agents_memory_bytes" not in found
 
 

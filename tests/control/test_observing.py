@@ -317,7 +317,7 @@ async def test_a_scrape_tells_what_the_daemon_sees(box: Box, redis_server: Any) 
     assert (values(text, "hive_requests_in_flight"), values(text, "hive_requests_parked")) == ({(): 1}, {(): 2})
     assert values(text, "hive_agents_memory_bytes")["running",] > 0
     assert values(text, "hive_agents_swapped_bytes") == values(text, "hive_sleep_saved_bytes") == {(): 0}
-    assert values(text, "hive_up") == {(part,): 1 for part in ("proxy", "helper", "redis", "database")}
+    assert values(text, "hive_up") == {(part,): 1 for part in ("daemon", "proxy", "helper", "redis", "database")}
     assert values(text, "hive_backend_up") == {("",): 0}
     assert (values(text, "hive_usage_waiting"), values(text, "hive_usage_lag_seconds")) == ({(): 0}, {(): 0})
     await box.resume("carol", "uid:0")
@@ -327,7 +327,13 @@ async def test_a_scrape_tells_what_the_daemon_sees(box: Box, redis_server: Any) 
 async def test_a_scrape_of_a_daemon_that_is_alone_leaves_out_what_nobody_knows(box: Box) -> None:
     await box.start_daemon(AWAKE)
     text = await box.services.scraper.scrape()
-    assert values(text, "hive_up") == {("proxy",): 0, ("helper",): 0, ("redis",): 0, ("database",): 1}
+    assert values(text, "hive_up") == {
+        ("daemon",): 1,
+        ("proxy",): 0,
+        ("helper",): 0,
+        ("redis",): 0,
+        ("database",): 1,
+    }
     told = scrape(text).keys()
     absent = {"agents_memory_bytes", "agents_swapped_bytes", "sleep_saved_bytes"}
     assert not {f"hive_{name}" for name in absent} & told

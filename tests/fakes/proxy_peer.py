@@ -8,6 +8,7 @@ from pathlib import Path
 from hive.errors import NotFound
 from hive.link.cache import UseCacheEpochs
 from hive.link.client import LinkClient
+from hive.link.figures import AskMetrics, MetricsAre
 from hive.link.jobs import JobGrants
 from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
@@ -53,6 +54,8 @@ class ProxyPeer:
         """Questions of the daemon; to be answered by the test."""
         self.queue: QueueIs | None = None
         """The answer about the queue; None: no answer."""
+        self.metrics: bytes | None = b""
+        """The answer for a scrape; None: no answer."""
         self.tasks: list[TaskRoute] = []
         """The answer about tasks."""
         self.holds_backend: asyncio.Event | None = None
@@ -111,6 +114,8 @@ class ProxyPeer:
                     reply(Done())
             case AskQueue() if reply is not None and self.queue is not None:
                 reply(self.queue)
+            case AskMetrics() if reply is not None and self.metrics is not None:
+                reply(MetricsAre(text=self.metrics))
             case AskTasks(task=task) if reply is not None:
                 reply(TasksAre(tasks=[one for one in self.tasks if task in ("", one.name)]))
             case CancelRequest(id=request) if reply is not None and self.queue is not None:

@@ -24,7 +24,7 @@ def conn(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     found.close()
 
 
-def token(number: int, name: str = "ci", **fields: float | None) -> StoredToken:
+def token(number: int, name: str = "ci", **fields: object) -> StoredToken:
     made = StoredToken(
         id=f"t_{number}", name=name, digest=f"{number:064x}", role=Role.OPERATOR, created_by="uid:0", created_at=number
     )
@@ -35,6 +35,17 @@ def test_what_is_added_is_read_back_as_it_was(conn: sqlite3.Connection) -> None:
     one = token(1, expires_at=9.5)
     tokens.add(conn, one, now=1.0)
     assert tokens.all(conn) == [one]
+
+
+def test_a_scrapers_token_is_one_that_an_older_hive_starts_with_and_lets_nobody_in_by(conn: sqlite3.Connection) -> None:
+    """An older Hive knows three roles, and finds a token by its digest."""
+    one = token(1, "prometheus", role=Role.SCRAPER)
+    tokens.add(conn, one, now=1.0)
+    assert tokens.all(conn) == [one]
+    assert tokens.revoke(conn, "prometheus", now=2.0).role is Role.SCRAPER
+    [(role, digest)] = conn.execute("SELECT role, digest FROM api_tokens").fetchall()
+    assert role in ("viewer", "operator", "admin")
+    assert digest != one.digest
 
 
 def test_a_name_is_taken_as_long_as_its_token_is_good(conn: sqlite3.Connection) -> None:
