@@ -116,7 +116,7 @@ def test_no_daemon_is_exit_5_with_the_socket_and_the_next_command(no_daemon: Hiv
     assert said.code == 5
     assert said.out == ""
     assert said.err.splitlines() == [
-        f"hive: no Hive answers at {no_daemon.socket}",
+        f"hive: no Hive answers at {no_daemon.socket}  [dependency_down]",
         "hint: start one with `hive up`, or name its socket with --socket",
     ]
 
