@@ -313,7 +313,7 @@ def test_conditions_are_explained_from_their_own_table() -> None:
 def test_what_is_both_an_error_and_a_condition_is_told_as_both() -> None:
     both = page.text_of("backend_switching")
     assert "Usual causes:" in both
-    assert "A condition that" in both
+    assert "A condition (warning)" in both
 
 
 # --- finding one ---------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ BOX: dict[str, Explanation] = {
             "start one: `hive up`; an installed one: `sudo systemctl start hive.target`",
             "read why it ended: `hive logs`, `journalctl -u hive-daemon`",
         ),
-        "yes: services that were killed come back within seconds",
+        "yes, services that were killed come back within seconds",
     ),
     "link_lost": Explanation(
         "Two processes of Hive are not connected: the daemon and the proxy, or the daemon and the helper.",

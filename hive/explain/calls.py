@@ -18,7 +18,7 @@ CALLS: dict[str, Explanation] = {
             " an agent, the API's own description is at `GET /api/openapi.json`",
             "check a file before it is used: `hive config check FILE`",
         ),
-        "no: the same request is refused again",
+        "no, it is refused again",
     ),
     "unauthorized": Explanation(
         "No valid token came with the request.",

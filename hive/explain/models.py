@@ -40,7 +40,7 @@ MODELS: dict[str, Explanation] = {
             "load it beforehand: `hive model load MODEL`; keep it: `hive model pin MODEL`",
             "see what its server said last: `hive model logs MODEL`",
         ),
-        "yes, after `Retry-After`: the request has its load begun where that can help",
+        "yes, after `Retry-After`; the request has its load begun where that can help",
     ),
     "model_not_approved": Explanation(
         "On this box models are loaded only by signed order, and there is none of this model, or its files are not those"

@@ -110,11 +110,12 @@ def _condition(code: str) -> str:
     """What `hive status` and `hive doctor` say under this code, with the names of the facts in it."""
     row = TABLE[code]
     parts = [
-        _wrapped(f"A condition that `hive status`, `hive doctor` and `/metrics` tell ({severities(row)}):"),
+        _wrapped(f"A condition ({severities(row)}), which `hive status` or `hive doctor` tells as:"),
         _wrapped(f"> {means(code)}", after="> "),
     ]
     if found := fixes(row):
-        parts += ["What to type:", "\n".join(f"    {fix}" for fix in found)]
+        which = ", in an installed Hive and under `hive up`" if len(found) > 1 else ""
+        parts += [f"What to type{which}:", "\n".join(f"    {fix}" for fix in found)]
     return "\n\n".join(parts)
 
 
