@@ -17,8 +17,8 @@ BOX: dict[str, Explanation] = {
         (
             "read what it said: `hive logs`, `hive agent logs NAME`, `hive job show JOB`",
             "see where it happened: the same command with `HIVE_DEBUG=1` in front",
-            "a fault in Hive: send the message, `hive version` and what `hive logs` said around it to whoever looks after"
-            " this Hive",
+            "a fault in Hive: send the message, `hive version` and what `hive logs` said around it to whoever looks"
+            " after this Hive",
         ),
         "once; if it stays so, no",
     ),
@@ -36,8 +36,8 @@ BOX: dict[str, Explanation] = {
         "no, not as it is",
     ),
     "config": Explanation(
-        "A setting, or a file of settings, is wrong or cannot be read. The message names file, line and key. A Hive that"
-        " starts refuses to; one that runs goes on with what it had.",
+        "A setting, or a file of settings, is wrong or cannot be read. The message names file, line and key. A Hive"
+        " that starts refuses to; one that runs goes on with what it had.",
         (
             "a key or a section with a slip in it, or a value of another form",
             "a key, a token or an account file that is damaged or missing",
@@ -139,7 +139,10 @@ BOX: dict[str, Explanation] = {
     ),
     "disk_full": Explanation(
         "The disk is full, or has too little room for this.",
-        ("the state directory's disk is full: logs, models, backups", "a model or an adapter that is larger than the rest"),
+        (
+            "the state directory's disk is full: logs, models, backups",
+            "a model or an adapter that is larger than the rest",
+        ),
         (
             "see which disk, and what is on it: `hive doctor disk`, `df -h`",
             "make room: `hive model remove NAME`, `hive adapter remove NAME`, `hive job release JOB`",

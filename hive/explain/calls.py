@@ -39,7 +39,7 @@ CALLS: dict[str, Explanation] = {
     "forbidden": Explanation(
         "A rule of this Hive says no, and nobody has to have made a mistake: the caller may not have this.",
         (
-            "an agent asks for an endpoint that is for operators: loading models, the runner API, the server's own pages",
+            "an agent asks for what is for operators: loading models, the runner API, the server's own pages",
             "the model is not among those that the agent's tenant may use",
         ),
         (
@@ -85,15 +85,15 @@ CALLS: dict[str, Explanation] = {
         "no, not before it is there",
     ),
     "previous_response_not_found": Explanation(
-        "`previous_response_id` names a response that is not kept (any more), so the conversation cannot go on from it.",
+        "`previous_response_id` names a response that is not kept (any more): the conversation cannot go on from it.",
         (
             "responses are not kept here: `[proxy] responses_kept_mb` is 0",
             "it was made with `store: false`, by another agent, or it is too old or had to make room",
         ),
         (
             "send the whole conversation again, without `previous_response_id`",
-            "keep more of them: `hive config set proxy.responses_kept_mb 256`; `hive agent responses NAME` shows what is"
-            " kept",
+            "keep more of them: `hive config set proxy.responses_kept_mb 256`; `hive agent responses NAME` shows what"
+            " is kept",
         ),
         "no, not with that id",
     ),
@@ -138,7 +138,7 @@ CALLS: dict[str, Explanation] = {
         "A body, a field, a file or a result is larger than is taken.",
         (
             "a prompt with much in it: `[proxy] body_max_bytes`",
-            "an upload: `[proxy] upload_max_mb`; a sound longer than `audio_max_s`; an adapter above `[adapters] max_mb`",
+            "an upload: `[proxy] upload_max_mb`; a sound longer than `audio_max_s`; one above `[adapters] max_mb`",
             "a job that says more than `[jobs] output_max_mb`; an SQL query that needs much memory",
         ),
         (
@@ -272,7 +272,8 @@ CALLS: dict[str, Explanation] = {
             "`[proxy] gate_wait_s` is short for an agent that sleeps deep",
         ),
         (
-            "see its state: `hive agent show NAME`; wake it: `hive agent resume NAME`; start it: `hive agent start NAME`",
+            "see its state: `hive agent show NAME`; wake it: `hive agent resume NAME`; start one that is stopped: `hive"
+            " agent start NAME`",
             "wait longer: `hive config runtime proxy.gate_wait_s=15`",
         ),
         "yes, after `Retry-After`; not for one that is stopped",
@@ -292,7 +293,10 @@ CALLS: dict[str, Explanation] = {
     "agent_timeout": Explanation(
         "The agent took the request and did not answer in time.",
         ("it waits for the model or a tool", "it hangs"),
-        ("look at what it does: `hive agent logs NAME`, `hive agent show NAME`", "start it anew: `hive agent restart NAME`"),
+        (
+            "look at what it does: `hive agent logs NAME`, `hive agent show NAME`",
+            "start it anew: `hive agent restart NAME`",
+        ),
         "yes, if the request may be done twice",
     ),
 }

@@ -11,7 +11,11 @@ _READ = "read what was said and called: `hive job logs JOB`, `hive job result JO
 ENGINES: dict[str, Explanation] = {
     "invalid_audio": Explanation(
         "The uploaded file is no sound that can be heard.",
-        ("another kind of file, or a damaged one", "a video without sound", "a rate below 1,000 or above 768,000 a second"),
+        (
+            "another kind of file, or a damaged one",
+            "a video without sound",
+            "a rate below 1,000 or above 768,000 a second",
+        ),
         ("make a plain file of it: `ffmpeg -i FILE -ac 1 -ar 16000 out.wav`", "which forms are taken: docs/audio.md"),
         "no, not with that file",
         statuses=(400,),
@@ -97,7 +101,7 @@ ENGINES: dict[str, Explanation] = {
         told_in="`error.code` of a response whose `status` is `failed`",
     ),
     "worker_restarted": Explanation(
-        "Hive, its process of jobs or the model's server was restarted while the job ran. Nothing is done twice by itself.",
+        "Hive, its process of jobs or the model's server was restarted while the job ran. Nothing is done twice.",
         ("a restart, an upgrade or a crash", "a server that stood still and was ended"),
         ("see what is kept of its answer: `hive job result JOB`", "begin it again, if its calls may be made twice"),
         _ASKED,
@@ -184,7 +188,10 @@ ENGINES: dict[str, Explanation] = {
     "backend_error": Explanation(
         "The inference server answered a job's request with an error. Its own words, and its own code where it has one,"
         " are told with it.",
-        ("the conversation has grown beyond the model's context", "a parameter of the job that the server does not take"),
+        (
+            "the conversation has grown beyond the model's context",
+            "a parameter of the job that the server does not take",
+        ),
         (_READ, "smaller results of tools, or a model with a larger context: `hive model list`"),
         "no, not as it is",
         told_in=_OF_JOBS,

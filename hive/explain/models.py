@@ -43,8 +43,8 @@ MODELS: dict[str, Explanation] = {
         "yes, after `Retry-After`; the request has its load begun where that can help",
     ),
     "model_not_approved": Explanation(
-        "On this box models are loaded only by signed order, and there is none of this model, or its files are not those"
-        " that were signed for.",
+        "On this box models are loaded only by signed order, and there is none of this model, or its files are not"
+        " those that were signed for.",
         (
             "nobody has signed its load yet, or the order was taken back",
             "the files were changed since",
@@ -286,8 +286,8 @@ MODELS: dict[str, Explanation] = {
         "no",
     ),
     "other_namespace": Explanation(
-        "A program in another pid namespace, as in a container, asked to be held by a lease: Hive could not move it into"
-        " the lease's group.",
+        "A program in another pid namespace, as in a container, asked to be held by a lease: Hive could not move it"
+        " into the lease's group.",
         ("`hive lease run` inside a container",),
         ("take the lease on the host: `hive lease take --vram 8G --ttl 60s`, and renew it while the container runs",),
         "no",

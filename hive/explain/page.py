@@ -139,10 +139,11 @@ def _wrapped(text: str, *, after: str = "") -> str:
 INTRODUCTION = """\
 # Errors: cause and cure
 
-Every error of Hive has a code, which stays. A command prints it in brackets behind the first line of its error, and in
-`code` with `--json`; the API, the runner API and the proxy have it in `code` of their errors, `/metrics` counts refusals
-by it, and `hive status` and `hive doctor` tell conditions by it. `hive explain CODE` prints what stands here, without a
-Hive that runs; `hive explain 503` lists the codes with an HTTP status or an exit code, `hive explain` all.
+Every error of Hive has a code, which stays. A command prints it in brackets behind the first line of its error,
+and in `code` with `--json`; the API, the runner API and the proxy have it in `code` of their errors, `/metrics`
+counts refusals by it, and `hive status` and `hive doctor` show it behind each condition. `hive explain CODE` prints
+what stands here, without a Hive that runs; `hive explain 503` lists the codes with an HTTP status or an exit code,
+`hive explain` all.
 
 ```console
 $ hive agent show alicia
@@ -173,9 +174,9 @@ def _lines() -> Iterator[str]:
         for code in chapter:
             yield f"\n### {code}\n\n{text_of(code)}"
     yield "\n## Conditions\n"
-    yield "The same as a table, which is quicker to look through: [conditions](../conditions.md). Words in capitals stand"
-    yield "for what was found, what is in brackets is told where there is something to tell, and a severity after a slash"
-    yield "is that under `hive up`."
+    yield "The same as a table, which is quicker to look through: [conditions](../conditions.md). Words in capitals"
+    yield "stand for what was found, what is in brackets is told where there is something to tell, and a severity after"
+    yield "a slash is that under `hive up`."
     for code in TABLE:
         if code not in BOOK:
             yield f"\n### {code}\n\n{text_of(code)}"

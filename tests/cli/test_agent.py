@@ -71,7 +71,9 @@ def test_an_agent_that_fails_while_it_is_started_is_a_failure(hive: Hive, verb: 
     words = ("crasher", "--", "/bin/false") if verb == "create" else ("crasher",)
     said = hive("agent", verb, *words)
     assert (said.code, said.out) == (1, "")
-    assert said.err == "hive: crasher was started and failed: exited with 1  [internal]\nhint: hive agent logs crasher\n"
+    assert (
+        said.err == "hive: crasher was started and failed: exited with 1  [internal]\nhint: hive agent logs crasher\n"
+    )
 
 
 def test_a_file_that_describes_nothing_startable_is_named_with_its_line(hive: Hive, tmp_path: Path) -> None:

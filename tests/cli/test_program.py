@@ -204,7 +204,8 @@ def test_a_state_directory_that_is_not_there_is_named(no_daemon: Hive, words: li
     said = no_daemon(*words, "--state-dir", "/no/such/state")
     assert said.code == 5
     assert said.err == (
-        "hive: there is no state directory /no/such/state  [dependency_down]\nhint: `hive up --state-dir /no/such/state` would make it\n"
+        "hive: there is no state directory /no/such/state  [dependency_down]\n"
+        "hint: `hive up --state-dir /no/such/state` would make it\n"
     )
 
 
