@@ -25,7 +25,7 @@ from hive.domain import Dialect
 from hive.errors import HiveError, NotFound, all_errors
 from hive.explain import page
 from hive.explain.book import BOOK, CHAPTERS, EXITS, every_code, find
-from hive.explain.explanation import carried
+from hive.explain.code_text import carried
 from hive.holders.lease_socket import OtherNamespace
 from hive.settings.rows import rows_of
 from hive.settings.table import SECTIONS
@@ -156,7 +156,7 @@ def written() -> dict[str, list[str]]:
     found = defaultdict(list)
     for path, tree in trees().items():
         for code in codes_in(tree, of_leases=path == "hive/pooling/leases.py"):
-            if re.match("[a-z]", code):
+            if re.fullmatch("[a-z][a-z0-9_]*", code):
                 found[code].append(path)
     return found
 
@@ -215,7 +215,7 @@ def test_a_runners_fault_has_the_status_that_its_text_says() -> None:
                 for code in texts(node.args[2]):
                     statuses = carried(code, BOOK[code]).statuses
                     if isinstance(status, ast.Constant) and status.value not in statuses:
-                        wrong.append(f"{path}:{node.lineno}: {code} with {status.value}, explained with {statuses}")
+                        wrong.append(f"{path}:{node.lineno}: {code} with {status.value!r}, explained with {statuses}")
     assert wrong == []
 
 
@@ -239,7 +239,7 @@ TYPED = re.compile(r"`(?:sudo )?hive(?: ([^`]*))?`")
 
 
 def wrong_command(words: list[str]) -> str:
-    """What is wrong with the words of a command behind `hive`; empty for nothing."""
+    """The fault in the words of a command behind `hive`; empty for none."""
     words = words[: words.index("--")] if "--" in words else words
     if not words or words[0].startswith("-"):
         return ""
@@ -353,7 +353,7 @@ def test_a_number_that_no_code_has_is_not_found(number: str) -> None:
 @pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.OLLAMA])
 def test_every_error_of_the_proxy_has_its_code_in_every_dialect(dialect: Dialect) -> None:
     for cls in all_errors():
-        told = json.loads(render(cls("it is so"), dialect))
+        told = json.loads(render(cls(), dialect))
         code = told["code"] if dialect is Dialect.OLLAMA else told["error"]["code"]
         assert find(code) == [cls.code]
 

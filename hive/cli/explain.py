@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hive.cli.call import CommandCall
 from hive.cli.terminal import fitted
 
-if TYPE_CHECKING:
-    from typer._click import Context
 
-
-def code_names(ctx: Context, incomplete: str) -> list[str]:  # noqa: ARG001 - as typer calls it
+def code_names(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001 - as typer calls it
     """Completion of a code."""
     from hive.explain.book import every_code
 

@@ -10,19 +10,19 @@ from hive.conditions import TABLE
 from hive.errors import NotFound
 from hive.explain.box import BOX
 from hive.explain.calls import CALLS
+from hive.explain.code_text import CodeText, carried
 from hive.explain.engines import ENGINES
-from hive.explain.explanation import Explanation, carried
 from hive.explain.models import MODELS
 from hive.explain.operations import OPERATIONS
 
-CHAPTERS: Mapping[str, Mapping[str, Explanation]] = {
+CHAPTERS: Mapping[str, Mapping[str, CodeText]] = {
     "Commands, settings and services": BOX,
     "Requests, and who makes them": CALLS,
     "Models, servers, adapters and leases": MODELS,
     "Operations that need signatures": OPERATIONS,
     "Sound, images and jobs": ENGINES,
 }
-BOOK: Mapping[str, Explanation] = {code: told for chapter in CHAPTERS.values() for code, told in chapter.items()}
+BOOK: Mapping[str, CodeText] = {code: told for chapter in CHAPTERS.values() for code, told in chapter.items()}
 EXITS: Mapping[int, str] = {
     0: "it is done",
     1: "it failed",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hive.explain.explanation import Explanation
+from hive.explain.code_text import CodeText
 
-BOX: dict[str, Explanation] = {
-    "internal": Explanation(
+BOX: dict[str, CodeText] = {
+    "internal": CodeText(
         "Something failed, and no other code says more. With `a fault in Hive itself` in front it is a bug; else the"
         " message says which step went wrong.",
         (
@@ -22,7 +22,7 @@ BOX: dict[str, Explanation] = {
         ),
         "once; if it stays so, no",
     ),
-    "usage": Explanation(
+    "usage": CodeText(
         "The command line does not make sense as it is. Nothing was done.",
         (
             "an option or a command that is not there: the message says which is near",
@@ -35,7 +35,7 @@ BOX: dict[str, Explanation] = {
         ),
         "no, not as it is",
     ),
-    "config": Explanation(
+    "config": CodeText(
         "A setting, or a file of settings, is wrong or cannot be read. The message names file, line and key. A Hive"
         " that starts refuses to; one that runs goes on with what it had.",
         (
@@ -50,7 +50,7 @@ BOX: dict[str, Explanation] = {
         ),
         "no, not before the file is right",
     ),
-    "wrong_state": Explanation(
+    "wrong_state": CodeText(
         "The thing is there, and its state does not allow this now: the message says what it is and what helps.",
         (
             "an agent that is stopped, sleeping, or being started",
@@ -65,7 +65,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, once the state is another one",
     ),
-    "busy": Explanation(
+    "busy": CodeText(
         "The agent works, so it was not put to sleep: it stays awake.",
         ("a request to the model, a caller, or a program inside it is under way", "something keeps it awake"),
         (
@@ -74,7 +74,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, later; Hive puts it to sleep by itself once it is idle",
     ),
-    "not_ready": Explanation(
+    "not_ready": CodeText(
         "It is not there yet: a job's result before the job has ended (409), or a Hive or a runner that starts or stops"
         " (503).",
         ("the job still runs", "Hive was just started, or is being stopped", "a runner is loading its model"),
@@ -84,13 +84,13 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, in some seconds (503: after `Retry-After`)",
     ),
-    "unhealthy": Explanation(
+    "unhealthy": CodeText(
         "`GET /health` of the runner API: no request would be served now.",
         ("no model is loaded, and a load has failed or cannot begin", "no inference server answers"),
         ("see what is wrong, and what to type: `hive status`, `hive doctor`",),
         "yes, after `Retry-After`",
     ),
-    "dependency_down": Explanation(
+    "dependency_down": CodeText(
         "Something that this needs does not answer: most often the Hive that is asked is not there.",
         (
             "no Hive runs, or another one is meant (`--state-dir`, `--socket`, HIVE_SOCKET)",
@@ -104,7 +104,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, services that were killed come back within seconds",
     ),
-    "link_lost": Explanation(
+    "link_lost": CodeText(
         "Two processes of Hive are not connected: the daemon and the proxy, or the daemon and the helper.",
         ("one of them ended or is being restarted", "it was killed, or hangs"),
         (
@@ -113,7 +113,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, in some seconds: they connect by themselves",
     ),
-    "timeout": Explanation(
+    "timeout": CodeText(
         "It did not happen in time. What was begun may still come to its end.",
         (
             "a service, systemd or the Docker engine is slow or hangs",
@@ -127,7 +127,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, after a look",
     ),
-    "rolled_back": Explanation(
+    "rolled_back": CodeText(
         "A new version or a change failed, and what was there before is in force again. Nothing is lost.",
         ("the new version does not start or does not pass its own check", "a service did not come up in time"),
         (
@@ -137,11 +137,12 @@ BOX: dict[str, Explanation] = {
         ),
         "once the cause is mended",
     ),
-    "disk_full": Explanation(
+    "disk_full": CodeText(
         "The disk is full, or has too little room for this.",
         (
             "the state directory's disk is full: logs, models, backups",
             "a model or an adapter that is larger than the rest",
+            "a file of the state directory that cannot be written for another reason, which the message has",
         ),
         (
             "see which disk, and what is on it: `hive doctor disk`, `df -h`",
@@ -149,7 +150,7 @@ BOX: dict[str, Explanation] = {
         ),
         "yes, once there is room",
     ),
-    "child_failed": Explanation(
+    "child_failed": CodeText(
         "A process of `hive up` ended before it was up, so `hive up` ended too. Its last words are in the message.",
         (
             "a mistake in hive.conf, a port that is taken, a directory that may not be written",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hive.explain.explanation import Explanation
+from hive.explain.code_text import CodeText
 
-CALLS: dict[str, Explanation] = {
-    "bad_request": Explanation(
+CALLS: dict[str, CodeText] = {
+    "bad_request": CodeText(
         "The request, or what an agent's description, an option or a file says, is not what is taken there. The"
         " message names the field and what was expected.",
         (
@@ -20,7 +20,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, it is refused again",
     ),
-    "unauthorized": Explanation(
+    "unauthorized": CodeText(
         "No valid token came with the request.",
         (
             "no token was sent, or one of another Hive",
@@ -36,7 +36,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not with the same token; after 20 such requests in a minute the peer gets `rate_limit_exceeded`",
     ),
-    "forbidden": Explanation(
+    "forbidden": CodeText(
         "A rule of this Hive says no, and nobody has to have made a mistake: the caller may not have this.",
         (
             "an agent asks for what is for operators: loading models, the runner API, the server's own pages",
@@ -49,7 +49,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not before somebody changed the rule",
     ),
-    "not_permitted": Explanation(
+    "not_permitted": CodeText(
         "This user, or this token, may not do that; a file may not be read or written by this user.",
         (
             "the user is not root, and not in the group `hive` (who steer agents) or `hive-admin` (who change Hive)",
@@ -64,13 +64,13 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not as the same user",
     ),
-    "method_not_allowed": Explanation(
+    "method_not_allowed": CodeText(
         "There is such a target, and it does not take this method. `Allow` of the answer says which it takes.",
         ("GET where POST is meant, or the other way round", "OPTIONS, TRACE or CONNECT, which are not offered"),
         ("use one of the methods in the answer's `Allow`; `GET /api/openapi.json` lists all",),
         "no",
     ),
-    "not_found": Explanation(
+    "not_found": CodeText(
         "There is no such agent, job, lease, file or path: what was named is not there, or is somebody else's.",
         (
             "a name with a slip in it: the hint says which is near",
@@ -84,7 +84,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not before it is there",
     ),
-    "previous_response_not_found": Explanation(
+    "previous_response_not_found": CodeText(
         "`previous_response_id` names a response that is not kept (any more): the conversation cannot go on from it.",
         (
             "responses are not kept here: `[proxy] responses_kept_mb` is 0",
@@ -97,32 +97,32 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not with that id",
     ),
-    "target_too_long": Explanation(
+    "target_too_long": CodeText(
         "The first line of the request, with path and query, is longer than Hive takes.",
         ("data in the query of a URL that belongs into the body",),
         ("send it as the body of a POST",),
         "no",
     ),
-    "head_too_large": Explanation(
+    "head_too_large": CodeText(
         "The head of the request is larger, or has more fields, than is taken.",
         ("large cookies, or a token that was put into many fields", "a proxy on the way that adds fields"),
         ("send fewer or shorter fields",),
         "no",
     ),
-    "version_not_supported": Explanation(
+    "version_not_supported": CodeText(
         "The request is neither HTTP/1.1 nor HTTP/1.0.",
         ("a client that begins with HTTP/2 without being asked", "something else than HTTP was sent to this port"),
         ("let the client, or the reverse proxy in front, speak HTTP/1.1 to Hive",),
         "no",
     ),
-    "length_required": Explanation(
+    "length_required": CodeText(
         "A request to a runner of Hive's came without Content-Length.",
         ("the runner's own socket was asked with a chunked body: through Hive that does not happen",),
         ("ask through Hive, or send Content-Length",),
         "no",
         statuses=(411,),
     ),
-    "request_timeout": Explanation(
+    "request_timeout": CodeText(
         "The request did not arrive in time, or its client did not read the answer for too long while others waited.",
         (
             "a slow or broken connection: after 10 s 16 KiB a second must have come",
@@ -134,7 +134,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, at once",
     ),
-    "too_large": Explanation(
+    "too_large": CodeText(
         "A body, a field, a file or a result is larger than is taken.",
         (
             "a prompt with much in it: `[proxy] body_max_bytes`",
@@ -148,19 +148,19 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not with the same",
     ),
-    "unsupported_media_type": Explanation(
+    "unsupported_media_type": CodeText(
         "The body is of a kind or a coding that this target does not take.",
         ("Content-Encoding: gzip or the like", "JSON where a form with a file is expected, or the other way round"),
         ("send plain JSON, or multipart/form-data where a file is uploaded",),
         "no",
     ),
-    "expectation_failed": Explanation(
+    "expectation_failed": CodeText(
         "The request expects something else than `100-continue`.",
         ("an unusual client or proxy",),
         ("leave the field `Expect` out",),
         "no",
     ),
-    "grammar_too_complex": Explanation(
+    "grammar_too_complex": CodeText(
         "A JSON schema, a pattern or the tools of the request would hold up the inference server for everybody, or lead"
         " nowhere. The message says where in the body, and what is too much.",
         (
@@ -174,7 +174,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not with that schema",
     ),
-    "rate_limit_exceeded": Explanation(
+    "rate_limit_exceeded": CodeText(
         "More was asked than may be in this time: by this agent, its tenant, its callers, or from this address.",
         (
             "the agent made more than `[proxy] window_requests` requests in `window_s`, or its tenant more than its"
@@ -191,7 +191,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, after `Retry-After`",
     ),
-    "budget_exceeded": Explanation(
+    "budget_exceeded": CodeText(
         "The tokens that this agent or its tenant may use in this day or month are spent.",
         ("much was used: `[budget]` for the agent's tier, the agent's own limits, or those of `[tenant NAME]`",),
         (
@@ -200,7 +200,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, but not before the next day or month of `[budget] zone`: `Retry-After` has the seconds",
     ),
-    "cloud_not_permitted": Explanation(
+    "cloud_not_permitted": CodeText(
         "The model is served by a backend beyond this box, and this request may not leave it.",
         (
             "`[inference] cloud`, the tenant's or the agent's own word says no",
@@ -212,7 +212,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not before an operator permits it",
     ),
-    "cancelled": Explanation(
+    "cancelled": CodeText(
         "An operator, the client or an end of Hive ended it before it was done.",
         (
             "`hive queue cancel`, `hive job cancel`, or the same over the API",
@@ -221,7 +221,7 @@ CALLS: dict[str, Explanation] = {
         ("see who it was: `hive audit list --since 1h`", "ask again, if it is still wanted"),
         "yes, if it was not meant",
     ),
-    "not_supported": Explanation(
+    "not_supported": CodeText(
         "What was asked for exists, and cannot be done by the backend, the runtime or the host that is in use here.",
         (
             "the inference server has no such endpoint: embeddings, sound, images, slots, sleep",
@@ -235,7 +235,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "no, not with this backend",
     ),
-    "saturated": Explanation(
+    "saturated": CodeText(
         "Hive has no room for this now, and says so at once instead of queueing without an end. It may also be that it"
         " has just started, or is ending.",
         (
@@ -251,7 +251,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, after `Retry-After`",
     ),
-    "queue_full": Explanation(
+    "queue_full": CodeText(
         "As many requests of this tenant wait for the model as may wait, `[proxy] queue_depth`.",
         (
             "more is asked than the model answers: one agent floods, or all are busy",
@@ -264,7 +264,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, after `Retry-After`; the answer also tells `queueDepth` and `avgWaitMs`",
     ),
-    "not_awake": Explanation(
+    "not_awake": CodeText(
         "The agent sleeps, or is stopped, and could not be woken in the time that its caller waits.",
         (
             "many agents wake at once, or its memory is read back from a slow swap",
@@ -278,7 +278,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, after `Retry-After`; not for one that is stopped",
     ),
-    "agent_unavailable": Explanation(
+    "agent_unavailable": CodeText(
         "The agent runs, and its own port does not answer as HTTP does.",
         (
             "its program listens at another port, or at no port, or has not begun to listen yet",
@@ -290,7 +290,7 @@ CALLS: dict[str, Explanation] = {
         ),
         "yes, once; then look at its log",
     ),
-    "agent_timeout": Explanation(
+    "agent_timeout": CodeText(
         "The agent took the request and did not answer in time.",
         ("it waits for the model or a tool", "it hangs"),
         (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hive.explain.explanation import Explanation
+from hive.explain.code_text import CodeText
 
-MODELS: dict[str, Explanation] = {
-    "model_not_found": Explanation(
+MODELS: dict[str, CodeText] = {
+    "model_not_found": CodeText(
         "There is no model of that name here, or none that may be loaded under it.",
         ("a slip in the name, or a variant that is not here", "its description or its files were taken away"),
         (
@@ -14,7 +14,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no, not before it is there",
     ),
-    "model_busy": Explanation(
+    "model_busy": CodeText(
         "The model is being loaded or unloaded, is pinned, or answers requests, so this order cannot be taken now.",
         (
             "somebody else ordered the same at the same moment",
@@ -27,7 +27,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, in some seconds; not of a pinned one",
     ),
-    "model_cold": Explanation(
+    "model_cold": CodeText(
         "The model is not loaded, and loading it would take longer than this request may wait, or cannot begin: Hive"
         " says so at once instead of letting it wait in vain.",
         (
@@ -42,7 +42,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, after `Retry-After`; the request has its load begun where that can help",
     ),
-    "model_not_approved": Explanation(
+    "model_not_approved": CodeText(
         "On this box models are loaded only by signed order, and there is none of this model, or its files are not"
         " those that were signed for.",
         (
@@ -57,7 +57,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no, not before it is ordered",
     ),
-    "insufficient_memory": Explanation(
+    "insufficient_memory": CodeText(
         "The model does not fit: into the memory that the order named, or beside what stays. `neededMB` and `freeMB` of"
         " the answer are the figures.",
         (
@@ -71,7 +71,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no, not before memory is free",
     ),
-    "backend_unavailable": Explanation(
+    "backend_unavailable": CodeText(
         "The inference server cannot be reached, or answers with something that is none of its answers.",
         (
             "it is not started, has ended, or is starting",
@@ -85,7 +85,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, after some seconds",
     ),
-    "backend_failed": Explanation(
+    "backend_failed": CodeText(
         "The inference server answered with an error of its own, 500 or above. Its words are in the message.",
         (
             "a fault in the server, often out of memory or a broken model file",
@@ -97,7 +97,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, once",
     ),
-    "backend_refused": Explanation(
+    "backend_refused": CodeText(
         "The inference server refused the request, in a form of no dialect. Its status and its words are passed on.",
         (
             "a field or a value that this server does not take",
@@ -110,7 +110,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "backend_timeout": Explanation(
+    "backend_timeout": CodeText(
         "The inference server took the request and was silent for too long, or an order to it did not end in time.",
         (
             "a long prompt is being read: `[proxy] first_byte_s`",
@@ -124,7 +124,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, if the request may be done twice; the work may have been done",
     ),
-    "stream_incomplete": Explanation(
+    "stream_incomplete": CodeText(
         "The answer had begun, and the inference server broke it off or gave up: what came is a part, not the whole.",
         (
             "the server ended or was killed, often for want of memory",
@@ -137,13 +137,13 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, from the beginning",
     ),
-    "backend_switching": Explanation(
+    "backend_switching": CodeText(
         "The inference server is being exchanged for another one, and this request cannot wait for the end of that.",
         ("`hive backend switch` is under way", "a start or a rollback of it takes long"),
         ("see how far it is: `hive backend status`, `hive job list`",),
         "yes, after `Retry-After`",
     ),
-    "adapter_not_found": Explanation(
+    "adapter_not_found": CodeText(
         "There is no adapter of that name or digest here.",
         ("a slip in the name", "it was removed, or another build of it is installed"),
         (
@@ -152,13 +152,13 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "adapter_not_loaded": Explanation(
+    "adapter_not_loaded": CodeText(
         "The adapter is installed and not loaded: requests do not load adapters, operators do.",
         ("nobody loaded it since Hive, or its model's server, was started", "its load failed"),
         ("load it: `hive adapter load NAME`", "see why it is not: `hive adapter show NAME`"),
         "no, not before it is loaded",
     ),
-    "adapter_unsafe": Explanation(
+    "adapter_unsafe": CodeText(
         "The files are not what an adapter may be made of, and nothing of them was taken.",
         (
             "weights as a pickle, which is a program",
@@ -172,7 +172,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no, not with the same files",
     ),
-    "adapter_mismatch": Explanation(
+    "adapter_mismatch": CodeText(
         "The files are an adapter, and not one for that model, that server or the limits here.",
         (
             "it was trained on another model or architecture",
@@ -186,7 +186,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "signature_unverifiable": Explanation(
+    "signature_unverifiable": CodeText(
         "No key that is trusted here has signed the adapter, and `[adapters] signatures` asks for one.",
         (
             "it is not signed at all",
@@ -200,7 +200,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no, not before it is signed or the key is trusted",
     ),
-    "signature_invalid": Explanation(
+    "signature_invalid": CodeText(
         "The adapter's signature is broken: it is not what the key that it names signs.",
         ("the file model.sig was damaged or cut off", "somebody changed it"),
         (
@@ -209,7 +209,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "signature_mismatch": Explanation(
+    "signature_mismatch": CodeText(
         "The signature is good, and the files are not those that were signed.",
         (
             "a file was changed, is missing, or came in beside them",
@@ -221,7 +221,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "lease_too_large": Explanation(
+    "lease_too_large": CodeText(
         "Such a lease can never be granted on this box. The message has the arithmetic.",
         (
             "more memory than a GPU has, less its reserve and what is pinned",
@@ -233,7 +233,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "no",
     ),
-    "lease_waited": Explanation(
+    "lease_waited": CodeText(
         "The memory was not free in the time that the lease would wait.",
         ("models or other leases hold it", "somebody with a higher band, or who came first, is before it"),
         (
@@ -242,7 +242,7 @@ MODELS: dict[str, Explanation] = {
         ),
         "yes, later",
     ),
-    "lease_over": Explanation(
+    "lease_over": CodeText(
         "The lease's time was over, so it was ended and its memory went back.",
         ("`--max` of the lease, or `[lease] max_s`", "a lease that was taken was not renewed within its time to live"),
         (
@@ -252,14 +252,14 @@ MODELS: dict[str, Explanation] = {
         "yes, as a new lease",
         told_in="`hive lease list --ended 20`, `hive lease show LEASE`",
     ),
-    "lease_ended": Explanation(
+    "lease_ended": CodeText(
         "An operator ended the lease.",
         ("`hive lease end`",),
         ("see who: `hive audit list --act lease.*`",),
         "yes, once that is agreed on",
         told_in="`hive lease list --ended 20`, `hive lease show LEASE`",
     ),
-    "lease_preempted": Explanation(
+    "lease_preempted": CodeText(
         "The lease was preemptible, and its memory was wanted for something that goes before it.",
         ("a request for a model that needs the room", "a lease of a higher band"),
         (
@@ -269,7 +269,7 @@ MODELS: dict[str, Explanation] = {
         "yes, as a new lease",
         told_in="`hive lease list --ended 20`, `hive lease show LEASE`",
     ),
-    "lease_overrun": Explanation(
+    "lease_overrun": CodeText(
         "The program took more memory than its lease asked for, and `[lease] overrun = end` ends those.",
         ("the estimate was too small", "a cache that grows, or fragmentation"),
         (
@@ -279,13 +279,13 @@ MODELS: dict[str, Explanation] = {
         "yes, with more memory",
         told_in="`hive lease list --ended 20`, `hive lease show LEASE`",
     ),
-    "stale_token": Explanation(
+    "stale_token": CodeText(
         "The number that was shown is not (any more) that of the lease's holder.",
         ("the lease is over, or its longest time is", "a number of another lease, or of an earlier try"),
         ("see how the lease is: `hive lease show LEASE`", "take a new one: `hive lease take --vram 8G --ttl 60s`"),
         "no",
     ),
-    "other_namespace": Explanation(
+    "other_namespace": CodeText(
         "A program in another pid namespace, as in a container, asked to be held by a lease: Hive could not move it"
         " into the lease's group.",
         ("`hive lease run` inside a container",),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hive.explain.explanation import Explanation
+from hive.explain.code_text import CodeText
 
-OPERATIONS: dict[str, Explanation] = {
-    "op_token_required": Explanation(
+OPERATIONS: dict[str, CodeText] = {
+    "op_token_required": CodeText(
         "On this box this act needs more than one person's word, and no operation token came with it.",
         ("a rule for it in /etc/hive/governance.toml",),
         (
@@ -16,13 +16,13 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "yes, with the token",
     ),
-    "op_token_refused": Explanation(
+    "op_token_refused": CodeText(
         "The operation is not approved. Mostly one of the other `op_token_` codes says why.",
         ("what came as its token approves nothing here",),
         ("see what was signed: `hive op show FILE`", "see what this box asks for: `hive op show`"),
         "no",
     ),
-    "op_token_invalid": Explanation(
+    "op_token_invalid": CodeText(
         "What came as the operation token is not one, or a signature in it is not of what it says.",
         (
             "it was cut off or encoded once more on its way",
@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "no, not with that token",
     ),
-    "op_token_threshold": Explanation(
+    "op_token_threshold": CodeText(
         "Too few of those who may sign this operation have signed it.",
         (
             "a signer is missing, or one signed twice",
@@ -48,7 +48,7 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "yes, with more signatures, within its 300 s",
     ),
-    "op_token_expired": Explanation(
+    "op_token_expired": CodeText(
         "The operation token does not hold now: it holds for 300 seconds at most, from the time it was made for.",
         ("it was signed too late, or sent too late", "the clocks of the two boxes differ"),
         (
@@ -57,7 +57,7 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "no, not with that token",
     ),
-    "op_token_mismatch": Explanation(
+    "op_token_mismatch": CodeText(
         "The operation token is good, and about something else than what is asked for.",
         (
             "it is for another box, another operation, or other values than those asked for",
@@ -66,7 +66,7 @@ OPERATIONS: dict[str, Explanation] = {
         ("compare: `hive op show FILE`; `hive op submit FILE` asks for exactly what was signed",),
         "no, not with that token",
     ),
-    "op_token_replayed": Explanation(
+    "op_token_replayed": CodeText(
         "The operation token has been used: each is good for one act.",
         ("it was sent twice, or a client tried again after it had worked",),
         (
@@ -75,7 +75,7 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "no, not with that token",
     ),
-    "governance_broken": Explanation(
+    "governance_broken": CodeText(
         "The rules of governance, or the key they name, cannot be read. Until they can, nothing governed is done.",
         (
             "a mistake in /etc/hive/governance.toml",
@@ -87,7 +87,7 @@ OPERATIONS: dict[str, Explanation] = {
         ),
         "yes, once the file is right: it is read anew",
     ),
-    "clock_went_back": Explanation(
+    "clock_went_back": CodeText(
         "The clock of this box stands before a time that it has seen, and operation tokens that were used would hold"
         " again.",
         ("the clock was set back, or was wrong at boot", "a virtual machine was restored from a snapshot"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from hive.conditions import TABLE
 from hive.explain.book import BOOK, CHAPTERS, EXITS
+from hive.explain.code_text import CodeText, carried
 from hive.explain.condition_words import fixes, means, severities
-from hive.explain.explanation import Explanation, carried
 
 WIDTH = 100
 _SPAN = re.compile(r"`[^`]*`")
@@ -73,7 +73,7 @@ def as_json(code: str) -> dict[str, Any]:
     }
 
 
-def _told(code: str, told: Explanation) -> str:
+def _told(code: str, told: CodeText) -> str:
     parts = [
         _wrapped(told.means),
         "Usual causes:",
@@ -85,7 +85,7 @@ def _told(code: str, told: Explanation) -> str:
     return "\n\n".join(parts)
 
 
-def _carried(code: str, told: Explanation) -> str:
+def _carried(code: str, told: CodeText) -> str:
     """
     >>> _carried("backend_refused", BOOK["backend_refused"])
     "HTTP status: the server's own, below 500; exit code 4"
@@ -107,7 +107,7 @@ def _either(numbers: Sequence[int]) -> str:
 
 
 def _condition(code: str) -> str:
-    """What `hive status` and `hive doctor` say under this code, with the names of the facts in it."""
+    """The words of `hive status` and `hive doctor` under this code, with the names of the facts in them."""
     row = TABLE[code]
     parts = [
         _wrapped(f"A condition ({severities(row)}), which `hive status` or `hive doctor` tells as:"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,8 @@ FAILURES: dict[str, tuple[int, str, list[str]]] = {
     "wrong file": (2, "config", ["config", "check", "{conf}"]),
     "no file": (3, "not_found", ["backup", "{root}/x.tar", "--state-dir", "{root}"]),
     "no such code": (3, "not_found", ["explain", "nothing"]),
-    "open secret": (4, "not_permitted", ["op", "sign", "{key}", "--key", "{key}", "--yes"]),
+    "open secret": (4, "not_permitted", ["adapter", "sign", "{root}", "--key", "{key}"]),
+    "refused": (4, "op_token_invalid", ["op", "sign", "{key}", "--key", "{key}", "--yes"]),
 }
 """Exit code, code and words of commands that fail."""
 
@@ -157,7 +159,13 @@ def test_a_fault_in_hive_has_one_too(no_daemon: Hive, monkeypatch: pytest.Monkey
 
 
 def test_a_service_that_does_not_start_says_its_code_in_its_log(tmp_path: Path) -> None:
-    done = typed("proxy", "--config", a_file(tmp_path, "hive.conf", "[proxy]\nprot = 1\n"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        conf = a_file(tmp_path, "hive.conf", f"[proxy]\nport = {port}\ningress_port = 0\n")
+        done = typed("proxy", "--state-dir", str(tmp_path), "--runtime-dir", str(tmp_path), "--config", conf)
+    assert (done.returncode, code_of(done.stderr)) == (5, "dependency_down"), done.stderr
+    wrong = a_file(tmp_path, "wrong.conf", "[proxy]\nprot = 1\n")
+    done = typed("daemon", "--state-dir", str(tmp_path), "--runtime-dir", str(tmp_path), "--config", wrong)
     assert (done.returncode, code_of(done.stderr)) == (2, "config"), done.stderr
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hive.errors import HiveError, all_errors
 
 
-class Explanation(NamedTuple):
+class CodeText(NamedTuple):
     """One code in words. Commands and codes stand between backticks.
 
     `told_in`: where it is found if no answer has it as its status. `statuses`, `exit_codes`: of a code without a class
@@ -30,7 +30,7 @@ class Carried(NamedTuple):
     exit_codes: tuple[int, ...]
 
 
-def carried(code: str, found: Explanation) -> Carried:
+def carried(code: str, found: CodeText) -> Carried:
     """
     >>> from hive.explain.book import BOOK
     >>> carried("not_found", BOOK["not_found"])
