@@ -454,6 +454,9 @@ Examples:
         "doctor": LazyCommand(
             "doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."
         ),
+        "explain": LazyCommand(
+            "explain:explain", "Explains the code of an error: its meaning, its usual causes, and what to do.", "json"
+        ),
         "run": LazyCommand("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,
         "ps": LazyCommand("agents.list:list_agents", "Lists the agents."),
