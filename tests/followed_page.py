@@ -255,7 +255,9 @@ class Reader:
 def _is_installed() -> bool:
     """Whether `./install.sh up` would go on at once: it made this tree's environment of what it needs now."""
     venv = ROOT / ".venv"
-    made_of = f"{venv}\n".encode() + b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    made_of = f"{venv}\n".encode() + b"".join(
+        (ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")
+    )
     stamp = venv / "installed-run"
     is_new = stamp.exists() and stamp.read_text().strip() == hashlib.sha256(made_of).hexdigest()
     return is_new and not (venv / "unfinished").exists()
