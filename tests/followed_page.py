@@ -138,7 +138,7 @@ class Reader:
 
     def __init__(self, base: Path, put: Mapping[str, str]) -> None:
         """`put`: words of the page → what stands for them here: ports and places that others may have, too."""
-        self._base = base
+        self.base = base
         self._put = put
         ports = {f"HIVE_{name}": str(free_port()) for name in ("PROXY_PORT", "PROXY_INGRESS_PORT", "API_PORT")}
         self._env = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE
 from tests.followed_page import ROOT, Typed, Written, reader, steps_of
 from tests.journeys.clients import folder
+from tests.journeys.stack import PYTHON
 from tests.ports import free_port
 
 DOCS = ROOT / "docs"
@@ -58,12 +59,25 @@ def test_the_tutorial_is_true_from_its_first_command_to_its_last() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ["how-to/agent-with-tools.md", "how-to/agent-frameworks.md"])
 def test_a_how_to_with_packages_is_true(page: str) -> None:
-    """With the packages that tests/tools/setup_clients.sh installs, in the place of the page's own environment."""
-    if not os.access(folder() / "venv" / "bin" / "python", os.X_OK):
-        pytest.skip("no client packages: run tests/tools/setup_clients.sh or set HIVE_CLIENTS")
-    with reader({**here(page), "/srv/venvs/agents": str(folder() / "venv")}) as somebody:
+    with reader({**here(page), "/srv/venvs/agents": "BASE/venv"}) as somebody:
+        make_environment(somebody.base / "venv")
         somebody.up()
         somebody.follow(text_of(page))
+
+
+def make_environment(venv: Path) -> None:
+    """The page's environment, with the packages that tests/tools/setup_clients.sh has installed. Skipped without them.
+
+    By the system's Python: that of the tests may be in a home that no agent may enter.
+    """
+    packages = list((folder() / "venv" / "lib").glob("python3.*/site-packages"))
+    if not packages:
+        pytest.skip("no client packages: run tests/tools/setup_clients.sh or set HIVE_CLIENTS")
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (own,) = (venv / "lib").glob("python3.*/site-packages")
+    if own.parent.name != packages[0].parent.name:
+        pytest.skip(f"the client packages are for {packages[0].parent.name}, the system has {own.parent.name}")
+    (own / "clients.pth").write_text(f"{packages[0]}\n")
 
 
 # --- what holds for every page -----------------------------------------------------------------------------------
