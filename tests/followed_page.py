@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 UP = "./install.sh up"
 INTERRUPT = "^C"
 WITHIN_S = 90.0
-"""What is looked at comes within this, on a machine with much else to do."""
+"""Longest wait for the sight that a page shows, on a machine with much else to do."""
 LOOKS = re.compile(r"hive (ps|status|usage|events|agent (list|show|usage|logs|messages))\b|curl .*\.hive/state")
 """Commands that change nothing: a reader who does not see yet what the page shows looks again."""
 SAMPLES = ("librarian", "scribe", "watcher")
@@ -71,7 +71,7 @@ Step = Written | Typed
 
 
 def steps_of(page: str) -> list[Step]:
-    r"""What the reader does, in the order of the page.
+    r"""The acts of the reader, in the order of the page.
 
     >>> steps_of("The file `a.py`:\n\n```python\npass\n```\n\n```console\n$ cat \\\n  a.py\npass\n```\n")
     [Written(name='a.py', content='pass\n'), Typed(command='cat \\\n  a.py', shown=['pass'])]
@@ -223,7 +223,7 @@ class Reader:
         assert is_shown(step.shown, came), f"`{step.command}` shows\n{came}\nand not\n" + "\n".join(step.shown)
 
     def _run(self, command: str) -> str:
-        """What it prints in the second terminal, whose directory and variables stay."""
+        """The output of a command in the second terminal, whose directory and variables stay."""
         shell, mark = self._shell, f"--- {os.urandom(8).hex()} ---"
         assert shell.stdin is not None
         assert shell.stdout is not None

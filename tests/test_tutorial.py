@@ -80,6 +80,13 @@ def make_environment(venv: Path) -> None:
     (own / "clients.pth").write_text(f"{packages[0]}\n")
 
 
+@pytest.mark.parametrize("shown", ["three", "two\nthree", "…three", ""])
+def test_a_page_that_shows_something_else_than_comes_fails(shown: str) -> None:
+    block = "\n".join(["```console", "$ echo two", *shown.splitlines(), "```", ""])
+    with reader({}) as somebody, pytest.raises(AssertionError, match="`echo two` shows\ntwo"):
+        somebody.follow(block)
+
+
 # --- what holds for every page -----------------------------------------------------------------------------------
 
 

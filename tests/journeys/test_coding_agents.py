@@ -58,7 +58,7 @@ def variables(access: Any) -> dict[str, str]:
 
 
 def ran(home: Path, command: list[str], env: dict[str, str]) -> str:
-    """What it printed, in a directory and with an environment of its own."""
+    """The output of a program, in a directory and with an environment of its own. It has to end well."""
     (home / "work").mkdir()
     done = subprocess.run(
         command,

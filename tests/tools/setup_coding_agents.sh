@@ -17,6 +17,8 @@ if [ "$(cat "$DIR/installed" 2>/dev/null)" != "${WANTED[*]}" ]; then
     rm -rf -- "$DIR/node_modules"
     echo '{"private":true}' >"$DIR/package.json"
     npm install --prefix "$DIR" --no-save --no-audit --no-fund --ignore-scripts "${WANTED[@]}" >&2
+    # Its one script: it puts the program for this machine, from a package of its own, in the place of a stub.
+    (cd -- "$DIR/node_modules/@anthropic-ai/claude-code" && node install.cjs >&2)
     echo "${WANTED[*]}" >"$DIR/installed"
 fi
 echo "$DIR/node_modules"
