@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
     "up.service_draft": AROUND | {"pool.estimate", "pooling.draft_models", "pooling.entry_facts"},  # as for an entry
     "bench": LEAVES | {"host", "client"},
+    "tour": LEAVES | {"host", "client", "demo", "up.signals", "up.directories", "up.services"},  # its Hive is `hive up`
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
@@ -141,9 +142,11 @@ COMPOSITION_ROOTS = {
     "tui",
     "jobs.process",
     "bench",
+    "tour",
 }
 STARTERS = {
     "cli.bench",
+    "cli.demo",
     "cli.audit",
     "cli.services",
     "cli.status",
