@@ -14,7 +14,7 @@ import typer
 
 from hive.cli import demo_tables
 from hive.cli.call import Answer, CommandCall, flush, out
-from hive.cli.text import table
+from hive.cli.terminal import fitted
 from hive.terminal_text import wants_colour
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def demo(
     if list_:
         answer = {"steps": [{"number": number, **each._asdict()} for number, each in steps]}
         rows = [[str(number), each.title, each.sentence] for number, each in steps]
-        call.show("demo", answer, lambda: table(["N", "STEP", "WHAT HAPPENS"], rows))
+        call.show("demo", answer, lambda: fitted(["N", "STEP", "WHAT HAPPENS"], rows, prose="WHAT HAPPENS"))
         return 0
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     stage = TourStage(call, count=len(STEPS), asks=is_terminal and not yes and not call.as_json)

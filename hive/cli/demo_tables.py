@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hive.cli.text import harmless, milliseconds, number, one_line, size, span, table
 
 Figures = Mapping[str, Any]
-MESSAGE_MAX = 48
+MESSAGE_MAX = 32
 """Characters of an error's message in a table of 80 columns."""
 
 
@@ -53,10 +53,11 @@ def sleep(figures: Figures) -> StepTable:
         [
             row["name"],
             row["depth"],
-            f"{row['asleep_after_ms'] / 1e3:.1f} s" + (" (ordered)" if row["by_order"] else ""),
+            f"{row['asleep_after_ms'] / 1e3:.1f} s",
             milliseconds(row["cpu_ms"]),
             "answers" if row["answers_past_hive"] else "silence",
-            f"{size(row['ram_awake_bytes'])} > {size(row['ram_asleep_bytes'])}",
+            size(row["ram_awake_bytes"]),
+            size(row["ram_asleep_bytes"]),
         ]
         for row in figures["agents"]
     ]
@@ -65,9 +66,11 @@ def sleep(figures: Figures) -> StepTable:
         f"{row['name']} sleeps deep: {size(row['swap_bytes'])} of it are in swap, and its RAM is free for others."
         for row in deep
     ]
+    if ordered := [row["name"] for row in figures["agents"] if row["by_order"]]:
+        notes.append(f"Put to sleep by order, as they were not quiet: {', '.join(ordered)}.")
     if figures["deep_note"]:
         notes.append(f"None sleeps deep: {harmless(figures['deep_note'])}.")
-    return StepTable(["AGENT", "SLEEP", "ASLEEP AFTER", "CPU IN 1 s", "PAST HIVE", "RAM"], rows, notes)
+    return StepTable(["AGENT", "SLEEP", "ASLEEP AFTER", "CPU IN 1 s", "PAST HIVE", "RAM AWAKE", "RAM ASLEEP"], rows, notes)
 
 
 def wake(figures: Figures) -> StepTable:
