@@ -82,7 +82,7 @@ class TourStage:
         self._choices = TourChoice
         self._width = min(WIDTH_MAX, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH_MAX
         self._coloured = wants_colour(is_terminal=sys.stdout.isatty(), env=os.environ)
-        self._draws = not call.as_json and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._draws = not call.as_json and wants_colour(is_terminal=sys.stderr.isatty(), env=os.environ)
         self._is_drawn = False
         self._pressed = asyncio.Event()
         self.stopped = asyncio.Event()

@@ -7,10 +7,10 @@ import fcntl
 import os
 import pty
 import select
-import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Mapping, Sequence
@@ -32,23 +32,23 @@ HIVE = [sys.executable, "-P", "-m", "hive", "demo"]
 class RunningTour:
     """A tour whose temporary directory is `place`. `facts`: what it had at its last look, to be gone at the end."""
 
-    def __init__(self, place: Path, *words: str, stdin: int = subprocess.DEVNULL, **more: object) -> None:
+    def __init__(self, place: Path, *words: str, **env: str) -> None:
         self.place = place
-        self.log = place.with_name(f"{place.name}.log")
         self.states: set[Path] = set()
         self.ports: set[int] = set()
         self._words = words
-        self._stdin = stdin
-        self.environment = {**os.environ, "TMPDIR": str(place)}
-        self.environment.pop("NO_COLOR", None)
+        plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+        self.environment = {**plain, "TMPDIR": str(place), **env}
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return subprocess.Popen([*HIVE, *self._words], env=self.environment, stdin=self._stdin, stdout=log, stderr=log)
+        self._log = tempfile.TemporaryFile()
+        return subprocess.Popen(
+            [*HIVE, *self._words], env=self.environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
 
     def shown(self) -> str:
-        return self.log.read_text(errors="replace")
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def until_it_says(self, text: str) -> None:
         until(lambda: text in self.shown() or self.process.poll() is not None, within_s=90, what=text)
@@ -86,6 +86,10 @@ class RunningTour:
     def up_pid(self) -> int:
         """The pid of its `hive up`."""
         return int((self.state / "up.lock").read_text())
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -198,6 +202,3 @@ def nothing_left(tour: RunningTour) -> None:
     while (found := left(tour)) and time.monotonic() < until_s:
         time.sleep(0.1)
     assert found == []
-
-
-ENDINGS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}

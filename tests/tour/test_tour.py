@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def told() -> Iterator[dict[str, Any]]:
     """Name of a step → its object, of one tour for all tests of its figures."""
-    place = tmp_path_factory.mktemp("tour")
-    for above in (place, *place.parents[:3]):
-        above.chmod(above.stat().st_mode | 0o011)
+    place = Path(tempfile.mkdtemp(prefix="hive-"))
+    place.chmod(0o711)
     tour = RunningTour(place, "--json")
     try:
         assert tour.wait() == 0, tour.shown()
@@ -31,7 +31,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         assert all((each["schema"], each["version"]) == ("demo", 1) for each in objects)
         yield {each["step"]: each for each in objects}
     finally:
-        tour.kill()
+        tour.close()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_every_step_is_an_object_in_its_order_and_all_of_them_take_less_than_three_minutes(told: Any) -> None:
@@ -150,29 +151,32 @@ def test_without_colour_it_is_plain_text_and_nobody_is_asked_with_yes(passable: 
         assert "flood" in shown
         nothing_left(tour)
     finally:
-        tour.kill()
+        tour.close()
 
 
-def test_a_hive_that_runs_beside_it_is_not_touched(passable: Path) -> None:
-    """The default ports, and the variables that mean another Hive, are none of its business."""
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind(("127.0.0.1", 11435))
-            taken.listen()
-        except OSError:
-            pass  # another Hive has it
-        os.environ["HIVE_STATE_DIR"], os.environ["REDIS_URL"] = str(passable / "other"), "redis://127.0.0.1:1/0"
-        try:
-            tour = RunningTour(passable, "--step", "6", "--json")
-        finally:
-            del os.environ["HIVE_STATE_DIR"], os.environ["REDIS_URL"]
-        try:
-            assert tour.wait() == 0, tour.shown()
-            assert json.loads(tour.shown())["figures"]["told"]["answers"] == 1
-            nothing_left(tour)
-        finally:
-            tour.kill()
+def test_on_a_terminal_that_wants_no_colour_it_is_plain_text_with_keys(passable: Path) -> None:
+    tour = TourTerminal(passable, "--step", "6", NO_COLOR="1")
+    try:
+        tour.until_asked("6/6")
+        tour.type("\n")
+        assert tour.wait() == 0, tour.shown()
+        assert "\x1b" not in tour.shown()
+        assert "TOKENS OUT" in tour.shown()
+        nothing_left(tour)
+    finally:
+        tour.close()
+
+
+def test_settings_and_state_of_another_hive_are_not_touched(passable: Path) -> None:
+    """Variables that mean another Hive, its Redis or its settings are none of a tour's business."""
+    other = {"HIVE_STATE_DIR": str(passable / "other"), "REDIS_URL": "redis://127.0.0.1:1/0"}
+    tour = RunningTour(passable, "--step", "6", "--json", **other, AUTO_SLEEP_ENABLED="nonsense")
+    try:
+        assert tour.wait() == 0, tour.shown()
+        assert json.loads(tour.shown())["figures"]["told"]["answers"] == 1
+        nothing_left(tour)
+    finally:
+        tour.close()
 
 
 NOBODYS = """

@@ -41,12 +41,13 @@ def test_ctrl_c_leaves_nothing(point: str, passable: Path) -> None:
 def test_sigterm_in_a_pipe_in_the_middle_of_the_flood_leaves_nothing(passable: Path) -> None:
     tour = RunningTour(passable, "--step", "4")
     try:
-        until(lambda: (passable.glob("hive-demo-*/state/socket"), tour.look(), tour.agents())[2], within_s=60, what="agents")
+        until(tour.agents, within_s=60, what="agents")
+        tour.look()
         tour.send(signal.SIGTERM)
         assert tour.wait() == 130, tour.shown()
         nothing_left(tour)
     finally:
-        tour.kill()
+        tour.close()
 
 
 def test_a_closed_terminal_leaves_nothing(passable: Path) -> None:
@@ -93,7 +94,7 @@ def test_what_a_killed_tour_left_the_next_one_removes(killed: str, passable: Pat
         try:
             assert following.wait() == 0, following.shown()
         finally:
-            following.kill()
+            following.close()
         assert not first.exists()
         nothing_left(tour)
         nothing_left(following)
@@ -109,7 +110,7 @@ def test_a_tour_that_lives_is_not_cleaned_away_by_another_one(passable: Path) ->
         try:
             assert other.wait() == 0, other.shown()
         finally:
-            other.kill()
+            other.close()
         assert len(tour.agents()) == 0
         tour.type("q")
         assert tour.wait() == 0, tour.shown()
@@ -120,16 +121,11 @@ def test_a_tour_that_lives_is_not_cleaned_away_by_another_one(passable: Path) ->
 
 def test_a_hive_that_cannot_come_up_says_why_and_leaves_nothing(passable: Path) -> None:
     """No redis-server in the PATH: as the command alone would say it."""
-    before = os.environ["PATH"]
-    os.environ["PATH"] = "/nonexistent"
-    try:
-        tour = RunningTour(passable, "--yes")
-    finally:
-        os.environ["PATH"] = before
+    tour = RunningTour(passable, "--yes", PATH="/nonexistent")
     try:
         assert tour.wait() == 5, tour.shown()
         assert "hive: redis-server is not installed" in tour.shown()
         assert "hint: " in tour.shown()
         nothing_left(tour)
     finally:
-        tour.kill()
+        tour.close()
