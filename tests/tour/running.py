@@ -202,3 +202,19 @@ def nothing_left(tour: RunningTour) -> None:
     while (found := left(tour)) and time.monotonic() < until_s:
         time.sleep(0.1)
     assert found == []
+
+
+class UnreadTour(RunningTour):
+    """A tour into a pipe that nobody reads."""
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self._log = tempfile.TemporaryFile()
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [*HIVE, *self._words]
+        try:
+            return subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=writing, stderr=self._log
+            )
+        finally:
+            os.close(writing)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.journeys.stack import until
-from tests.tour.running import RunningTour, TourTerminal, nothing_left
+from tests.tour.running import RunningTour, TourTerminal, UnreadTour, nothing_left
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -56,6 +56,16 @@ def test_a_closed_terminal_leaves_nothing(passable: Path) -> None:
         tour.until_asked("1/6")
         tour.hang_up()
         assert tour.process.wait(100) != 0
+        nothing_left(tour)
+    finally:
+        tour.close()
+
+
+def test_a_reader_that_left_is_no_error_message_and_leaves_nothing(passable: Path) -> None:
+    tour = UnreadTour(passable, "--step", "6")
+    try:
+        assert tour.wait() == 1
+        assert tour.shown() == ""
         nothing_left(tour)
     finally:
         tour.close()
