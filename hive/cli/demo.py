@@ -71,7 +71,7 @@ def demo(
 
 
 class TourStage:
-    """The audience of a tour: text on a terminal or in a pipe, or a JSON object for each step. See `tour.TourAudience`."""
+    """The audience of a tour: text on a terminal or in a pipe, or a JSON object for each step; a `TourAudience`."""
 
     def __init__(self, call: CommandCall, *, count: int, asks: bool) -> None:
         from hive.tour.tour import TourChoice

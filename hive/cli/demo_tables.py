@@ -70,7 +70,9 @@ def sleep(figures: Figures) -> StepTable:
         notes.append(f"Put to sleep by order, as they were not quiet: {', '.join(ordered)}.")
     if figures["deep_note"]:
         notes.append(f"None sleeps deep: {harmless(figures['deep_note'])}.")
-    return StepTable(["AGENT", "SLEEP", "ASLEEP AFTER", "CPU IN 1 s", "PAST HIVE", "RAM AWAKE", "RAM ASLEEP"], rows, notes)
+    return StepTable(
+        ["AGENT", "SLEEP", "ASLEEP AFTER", "CPU IN 1 s", "PAST HIVE", "RAM AWAKE", "RAM ASLEEP"], rows, notes
+    )
 
 
 def wake(figures: Figures) -> StepTable:

@@ -48,7 +48,7 @@ PASSED_BEGINNINGS = ("LC_", "XDG_", "PYTHON")
 def environment(ours: Mapping[str, str]) -> dict[str, str]:
     """The environment of the tour's Hive: no setting of this user's, no Redis and no state directory of another Hive.
 
-    >>> environment({"PATH": "/bin", "REDIS_URL": "redis://h", "HIVE_STATE_DIR": "/s", "LC_ALL": "C", "BACKEND": "vllm"})
+    >>> environment({"PATH": "/bin", "REDIS_URL": "redis://h", "HIVE_STATE_DIR": "/s", "LC_ALL": "C", "BACKEND": "x"})
     {'PATH': '/bin', 'LC_ALL': 'C'}
     """
     return {name: value for name, value in ours.items() if name in PASSED_ON or name.startswith(PASSED_BEGINNINGS)}
@@ -119,7 +119,7 @@ class OwnHive:
                 self._config.write_text(CONF)
             again = self._start("--exit-after", "0.1")
             try:
-                while again.poll() is None and not hurry.is_set():
+                while again.poll() is None and not hurry.is_set():  # noqa: ASYNC110 - a process sets no event
                     await asyncio.sleep(LOOK_S)
             finally:
                 await _until_ended(again, hurry, within_s=END_S)
@@ -150,7 +150,18 @@ class OwnHive:
 
 def up_command(state: Path, config: Path) -> Sequence[str]:
     """The command line of that Hive: free ports, so that it never meets another one."""
-    where = ["--state-dir", str(state), "--config", str(config), "--port", "0", "--ingress-port", "0", "--api-port", "0"]
+    where = [
+        "--state-dir",
+        str(state),
+        "--config",
+        str(config),
+        "--port",
+        "0",
+        "--ingress-port",
+        "0",
+        "--api-port",
+        "0",
+    ]
     return [sys.executable, "-P", "-m", "hive", "up", "--backend", "demo", *where]
 
 

@@ -33,7 +33,7 @@ STEPS = (
         "agents",
         "Agents",
         "Three agents start. Each is an ordinary program with memory of its own, behind Hive.",
-        "RAM: what each holds while it is awake. FIRST TURN: a question of a caller, to the agent, to the model and back.",
+        "RAM: what each holds while it is awake. FIRST TURN: a caller's question, to the agent, to the model and back.",
         "hive agent create NAME -- PROGRAM",
     ),
     TourStep(

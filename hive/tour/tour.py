@@ -1,5 +1,5 @@
-"""The tour from its first word to its last: cleans what a killed one left, brings its Hive up, goes from step to step as
-its audience wants, and leaves nothing behind, however it ends."""
+"""The tour from its first word to its last: cleans what a killed one left, brings its Hive up, goes from step to step
+as its audience wants, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TourAudience(Protocol):
         """A sentence besides."""
 
     def leaves(self) -> None:
-        """No more steps: what runs is ended now. Never raises: a terminal that is gone is no reason to leave anything."""
+        """No more steps: what runs is ended now. Never raises."""
 
     def is_over(self, took_s: float) -> None:
         """Nothing is left."""

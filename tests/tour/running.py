@@ -10,7 +10,6 @@ import select
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Mapping, Sequence
@@ -42,13 +41,13 @@ class RunningTour:
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        self._log = tempfile.TemporaryFile()
+        self._log = os.memfd_create("tour")
         return subprocess.Popen(
             [*HIVE, *self._words], env=self.environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )
 
     def shown(self) -> str:
-        return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
+        return os.pread(self._log, 1 << 20, 0).decode(errors="replace")
 
     def until_it_says(self, text: str) -> None:
         until(lambda: text in self.shown() or self.process.poll() is not None, within_s=90, what=text)
@@ -89,7 +88,7 @@ class RunningTour:
 
     def close(self) -> None:
         self.kill()
-        self._log.close()
+        os.close(self._log)
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -208,7 +207,7 @@ class UnreadTour(RunningTour):
     """A tour into a pipe that nobody reads."""
 
     def _started(self) -> subprocess.Popen[bytes]:
-        self._log = tempfile.TemporaryFile()
+        self._log = os.memfd_create("tour")
         reading, writing = os.pipe()
         os.close(reading)
         command = [*HIVE, *self._words]

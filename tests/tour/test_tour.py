@@ -62,7 +62,7 @@ def test_who_sleeps_uses_no_cpu_and_does_not_answer(told: Any) -> None:
 def test_whoever_is_called_wakes_with_its_memory_whole(told: Any) -> None:
     rows = told["wake"]["figures"]["agents"]
     assert all(row["memory_whole"] and row["cause"] == "ingress" for row in rows)
-    assert all(0 < row["wake_ms"] for row in rows)
+    assert all(row["wake_ms"] > 0 for row in rows)
     assert [row["turn"] for row in rows] == [3, 3, 3]
 
 
