@@ -24,10 +24,11 @@ class StepTable(NamedTuple):
 def up_line(health: Figures, took_s: float) -> str:
     """One sentence about the Hive that is up.
 
-    >>> up_line({"isolation": "uid", "proxy": {"port": 1}, "backend": {"label": "demo backend"}}, 2.04)
+    >>> up_line({"isolation": "uid", "backend": {"label": "demo backend at /r/demo.sock"}}, 2.04)
     'A Hive of its own is up after 2.0 s (isolation uid, demo backend). No other Hive is touched.'
     """
-    about = f"isolation {health['isolation']}, {one_line(str(health['backend']['label']))}"
+    label = str(health["backend"]["label"]).partition(" at ")[0]
+    about = f"isolation {health['isolation']}, {one_line(label)}"
     return f"A Hive of its own is up after {took_s:.1f} s ({about}). No other Hive is touched."
 
 
@@ -138,7 +139,7 @@ def usage(figures: Figures) -> StepTable:
     told = figures["told"]
     notes = [
         f"Callers were told {number(told['tokens_in'])} tokens in and {number(told['tokens_out'])} out in "
-        f"{number(told['answers'])} whole answers; {number(told['cut'])} were cut."
+        f"{number(told['answers'])} whole answers; {number(told['not_whole'])} requests had an error."
     ]
     return StepTable(["OF", "REQUESTS", "TOKENS IN", "TOKENS OUT", "UNKNOWN", "CUT"], rows, notes)
 

@@ -15,7 +15,7 @@ import msgspec
 from hive.client.calls import Answer
 from hive.demo.agents import DEMO_AGENTS
 from hive.demo.callers import SAYINGS, Turn, accepts, bring_up, demo_spec, judge
-from hive.domain import AgentSpec
+from hive.domain import ALIVE, AgentSpec
 from hive.errors import AgentDown, HiveError, NotSupported, Saturated, TimedOut
 from hive.host.listener import listener_at
 from hive.host.process import TICK_US, identify, read_stat
@@ -48,12 +48,12 @@ Progress = Callable[[str], None]
 
 
 class ToldSums(NamedTuple):
-    """The sums of what whole answers told their callers, and the number of requests that were cut."""
+    """The sums of what whole answers told their callers, and the number of requests that had none, or not all of one."""
 
     answers: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    cut: int = 0
+    not_whole: int = 0
 
     def plus(self, tokens_in: int, tokens_out: int) -> ToldSums:
         return self._replace(
@@ -211,7 +211,7 @@ class Scenes:
         try:
             await self._pause(name, deep=True)
         except (NotSupported, Saturated) as error:
-            return error.message
+            return error.message.rpartition("deep sleep: ")[2]
         return ""
 
     async def _watched(self, name: str) -> tuple[float, bool]:
@@ -284,6 +284,7 @@ class Scenes:
             "asked": len(answers),
             "at_once": at_once,
             "whole": sum(answer.is_whole for answer in answers),
+            "errors": sorted({answer.message for answer in answers if not answer.is_whole}),
             "first_word_ms": {
                 "median": round(statistics.median(first), 1) if first else None,
                 "longest": max(first, default=None),
@@ -293,7 +294,9 @@ class Scenes:
     async def _door(self, name: str) -> ModelDoor:
         """The way to the model of one that lives outside Hive; it is made known where it is not."""
         spec = {"name": name, "runtime": "external", "tenant": TENANTS[name], "tier": "high"}
-        await self._daemon.put(f"/api/agents/{name}", msgspec.json.encode(spec), within_s=ACT_S)
+        applied = await self._daemon.put(f"/api/agents/{name}", msgspec.json.encode(spec), within_s=ACT_S)
+        if applied["agent"]["status"] not in ALIVE:
+            await self._daemon.post(f"/api/agents/{name}/start", within_s=ACT_S)
         tokens = await self._daemon.get(f"/api/agents/{name}/tokens")
         return ModelDoor(tokens["openai_base_url"], tokens["model"])
 
@@ -308,8 +311,8 @@ class Scenes:
         answer = await ask_model(self._callers, door, prompt, most_tokens=most_tokens, on_word=on_word)
         if answer.is_whole:
             self._told = self._told.plus(answer.tokens_in, answer.tokens_out)
-        elif answer.words:
-            self._told = self._told._replace(cut=self._told.cut + 1)
+        else:
+            self._told = self._told._replace(not_whole=self._told.not_whole + 1)
         return answer
 
     async def _until_in_line(self) -> int:

@@ -68,7 +68,7 @@ FIGURES: dict[str, Any] = {
         "agents": [{**COST, "name": None, "agent_id": "12345678"}],
         "tenants": [{**COST, "tenant": "default"}],
         "totals": COST,
-        "told": {"answers": 123, "tokens_in": 12345, "tokens_out": 12345, "cut": 123},
+        "told": {"answers": 123, "tokens_in": 12345, "tokens_out": 12345, "not_whole": 123},
     },
 }
 
