@@ -15,6 +15,7 @@ import typer
 from hive.cli import demo_tables
 from hive.cli.call import Answer, CommandCall, flush, out
 from hive.cli.terminal import fitted
+from hive.cli.text import one_line
 from hive.terminal_text import wants_colour
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class TourStage:
         """A line that the next one takes the place of; a terminal that cannot do that gets prompts alone."""
         with contextlib.suppress(OSError):
             if self._draws:
-                sys.stderr.write("\r\x1b[K" + " ".join(text.split())[: self._width - 1])
+                sys.stderr.write("\r\x1b[K" + one_line(text)[: self._width - 1])
                 self._is_drawn = True
             else:
                 sys.stderr.write(text + "\n")

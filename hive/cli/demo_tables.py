@@ -175,8 +175,8 @@ def heading(number: int, count: int, title: str) -> str:
 
 def wrapped(text: str, width: int, *, indent: str = "") -> str:
     """
-    >>> wrapped("one two three", 9, indent="  ")
-    '  one two\\n  three'
+    >>> wrapped("one two three four five", 20, indent="  ")
+    '  one two three four\\n  five'
     """
     lines = textwrap.wrap(text, max(20, width), initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)
