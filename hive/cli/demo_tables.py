@@ -108,7 +108,7 @@ def share(figures: Figures) -> StepTable:
     took = f"All of it took {figures['all_ms'] / 1e3:.1f} s, {figures['places']} answers at a time."
     flood, light = (row["first_word_ms"]["median"] for row in figures["tenants"])
     if flood and light:
-        took += f" The light tenant's first word came {flood / light:.1f} times as soon."
+        took += f" The light tenant's first word came {flood / light:.1f} times sooner."
     headers = ["TENANT", "ASKED", "AT ONCE", "FIRST WORD, MEDIAN", "LONGEST", "ANSWERS"]
     return StepTable(headers, rows, [took])
 

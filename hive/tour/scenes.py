@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 
 
 class ToldSums(NamedTuple):
-    """The sums of what whole answers told their callers, and the number of requests that had none, or not all of one."""
+    """The sums of what whole answers told their callers, and how many requests had none, or not all of one."""
 
     answers: int = 0
     tokens_in: int = 0
@@ -160,9 +160,9 @@ class Scenes:
     async def sleep(self) -> Answer:
         """Lets them fall asleep, and watches the sleepers for a second."""
         await self._agents_there()
-        await asyncio.gather(*(self._turn(name) for name in self._specs))
+        quiet_since = dict(await asyncio.gather(*(self._quiet_after_a_turn(name) for name in self._specs)))
         awake = {name: ram(await self._view(name)) for name in self._specs}
-        after_ms, ordered = await self._until_asleep()
+        asleep_at, ordered = await self._until_asleep()
         deep_note = await self._deep(DEEP_ONE)
         self._progress("watched for a second")
         watched = await asyncio.gather(*(self._watched(name) for name in self._specs))
@@ -175,7 +175,7 @@ class Scenes:
                     "pid": view["pid"],
                     "status": view["status"],
                     "depth": view["depth"],
-                    "asleep_after_ms": after_ms[name],
+                    "asleep_after_ms": round((asleep_at[name] - quiet_since[name]) * 1e3),
                     "by_order": name in ordered,
                     "cpu_ms": cpu_ms,
                     "answers_past_hive": answers,
@@ -186,21 +186,25 @@ class Scenes:
             )
         return {"agents": rows, "deep_note": deep_note}
 
+    async def _quiet_after_a_turn(self, name: str) -> tuple[str, float]:
+        await self._turn(name)
+        return name, time.perf_counter()
+
     async def _until_asleep(self) -> tuple[dict[str, float], set[str]]:
-        """Milliseconds until each slept; and those that had to be told."""
-        begun, after_ms, ordered = time.perf_counter(), dict[str, float](), set[str]()
-        while len(after_ms) < len(self._specs):
+        """The moment (`perf_counter`) at which each was first seen asleep; and those that had to be told."""
+        begun, asleep_at, ordered = time.perf_counter(), dict[str, float](), set[str]()
+        while len(asleep_at) < len(self._specs):
             views = (await self._daemon.get("/api/agents?short=1"))["agents"]
             for view in views:
                 if view["status"] == "paused" and view["name"] in self._specs:
-                    after_ms.setdefault(view["name"], _since_ms(begun))
-            self._progress(f"{len(after_ms)} of {len(self._specs)} asleep")
+                    asleep_at.setdefault(view["name"], time.perf_counter())
+            self._progress(f"{len(asleep_at)} of {len(self._specs)} asleep")
             if _since_ms(begun) > ASLEEP_S * 1e3:
-                late = [name for name in self._specs if name not in after_ms and name not in ordered]
+                late = [name for name in self._specs if name not in asleep_at and name not in ordered]
                 ordered.update(late)
                 await asyncio.gather(*(self._pause(name) for name in late))
             await asyncio.sleep(LOOK_S)
-        return after_ms, ordered
+        return asleep_at, ordered
 
     async def _pause(self, name: str, *, deep: bool = False) -> None:
         await self._daemon.post(f"/api/agents/{name}/pause", {"timeout_s": ACT_S, "deep": deep}, within_s=2 * ACT_S)

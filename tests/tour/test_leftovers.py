@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,6 @@ def test_where_nothing_can_be_made_it_says_so(tmp_path: Path) -> None:
 def test_root_takes_a_place_that_every_user_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shut = tmp_path / "shut"
     shut.mkdir(mode=0o700)
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(shut))
+    monkeypatch.setattr(tempfile, "tempdir", str(shut))
     assert leftovers.place(0) in leftovers.OTHER_PLACES
     assert leftovers.place(1000) == shut

@@ -55,6 +55,7 @@ def test_who_sleeps_uses_no_cpu_and_does_not_answer(told: Any) -> None:
     assert [row["status"] for row in rows] == ["paused"] * 3
     assert [row["cpu_ms"] for row in rows] == [0.0] * 3
     assert not any(row["answers_past_hive"] for row in rows)
+    assert all(row["asleep_after_ms"] > 0 for row in rows)
     assert any(row["depth"] == "deep" for row in rows) != bool(told["sleep"]["figures"]["deep_note"])
 
 
