@@ -489,6 +489,8 @@ class Daemon:
             run=run,
             deployments=self._deployments,
         )
+        for job in recorded.jobs:
+            self._jobs.adopt(job)
         switches = [job for job in recorded.jobs if is_carried_on(job, run)][:1]
         for job in switches:
             self._switcher.adopt(job)

@@ -102,8 +102,8 @@ class Jobs:
         return job
 
     def adopt(self, job: StoredJob) -> None:
-        """One that runs: begun here, or found when the daemon started."""
-        self._ends[job.id] = asyncio.Event()
+        """One that runs: begun here, or found when the daemon started. Once more changes nothing."""
+        self._ends.setdefault(job.id, asyncio.Event())
 
     async def move(self, job: StoredJob, *, plan: dict[str, Any], progress: str, also: Also | None = None) -> StoredJob:
         """It is so far now, and `also` is written with that."""

@@ -1,6 +1,7 @@
 """The search for the largest number of agents that stays within its objective: three steps, each measured twice. Pure.
 
 The first step is where memory would be full by what one agent was seen to take; the others bracket the edge from there.
+Where the first guess was far too high, there are more of them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-STEPS = 3
+STEPS, MOST_STEPS = 3, 6
 BUSY = 0.9
 """From this share of all cores on, what drives and serves the agents is the limit, not memory."""
 UP = {"zram": 1.25, "file": 1.6, "none": 1.15}
 """Factor from one step to the next while the edge is on one side only. With a swap file the first guess knows least:
 memory does not end it, latency does."""
 TOLD = 0.10
-"""An edge is told as ± this share: a burst is few turns, and each takes other ones."""
+"""An edge is told as ± this share at least: a burst is few turns, and each takes other ones."""
 NEAR = 1.05
 """Two numbers closer than this are one."""
 
@@ -72,11 +73,14 @@ class Edge(NamedTuple):
     @property
     def said(self) -> str:
         """
-        >>> Edge(22, 20, 25, "between").said, Edge(40, 40, None, "at least").said, Edge(0, 0, 8, "fewer than").said
-        ('22 ± 10 % (20 fit, 25 do not)', 'at least 40', 'fewer than 8')
+        >>> Edge(22, 20, 24, "between").said, Edge(40, 40, None, "at least").said, Edge(0, 0, 8, "fewer than").said
+        ('22 ± 10 % (20 fit, 24 do not)', 'at least 40', 'fewer than 8')
+        >>> Edge(49, 31, 79, "between").said
+        '49 ± 60 % (31 fit, 79 do not)'
         """
         if self.bound == "between":
-            return f"{self.agents} ± {TOLD:.0%} ({self.fits} fit, {self.misses} do not)".replace("%", " %")
+            wide = max(TOLD, math.sqrt((self.misses or 0) / self.fits) - 1)
+            return f"{self.agents} ± {wide:.0%} ({self.fits} fit, {self.misses} do not)".replace("%", " %")
         return f"{self.bound} {self.agents or self.misses}"
 
 
@@ -114,11 +118,11 @@ def next_agents(guess: int, steps: Sequence[Step], *, objective_s: float, swap: 
     >>> next_agents(20, [Step(20, (fine, fine)), Step(25, (late,))], objective_s=1.5, swap="zram", most=500)
     22
     """
-    if len(steps) >= STEPS:
-        return None
     if not steps:
         return max(1, min(guess, most))
     low, high = _bounds(steps, objective_s)
+    if len(steps) >= _allowed(steps, objective_s):
+        return None
     if low and high is not None:
         wanted = round(math.sqrt(low * high))
         if high <= low * NEAR or wanted in (low, high):
@@ -132,8 +136,20 @@ def next_agents(guess: int, steps: Sequence[Step], *, objective_s: float, swap: 
 
 
 def _ups(steps: Sequence[Step]) -> int:
-    """Each further step on the same side goes twice as far as the one before (by the factor's power)."""
-    return len(steps)
+    """The second step on the same side goes twice as far as the first, by the factor's power; the others as far."""
+    return min(len(steps), 2)
+
+
+def _allowed(steps: Sequence[Step], objective_s: float) -> int:
+    """Steps that the search may have: more than usual until one fits, and one after that.
+
+    >>> fine, late = Series(0.4, 0.6, 40, 0, 0, 0.2), Series(0.6, 3.0, 40, 0, 0, 0.2)
+    >>> misses = [Step(323, (late,)), Step(202, (late,)), Step(79, (late,))]
+    >>> [_allowed(tried, 1.5) for tried in ([Step(20, (fine,))], misses[:1], misses, [*misses, Step(31, (fine,))])]
+    [3, 3, 4, 5]
+    """
+    before = next((number for number, step in enumerate(steps) if step.fits(objective_s)), len(steps))
+    return min(MOST_STEPS, max(STEPS, before + (1 if before == len(steps) else 2)))
 
 
 def _bounds(steps: Sequence[Step], objective_s: float) -> tuple[int, int | None]:
@@ -175,9 +191,14 @@ def times(one: Edge | None, other: Edge | None) -> tuple[float | None, str]:
     (1.5, '≥ 1.50 ×')
     >>> times(Edge(0, 0, 8, "fewer than"), Edge(20, 18, 22, "between"))
     (None, '< 0.40 ×')
+    >>> times(Edge(22, 20, 25, "between"), Edge(0, 0, 8, "fewer than"))
+    (2.5, '≥ 2.50 ×')
     """
-    if one is None or other is None or other.bound != "between":
+    if one is None or other is None or other.bound == "at least":
         return None, ""
+    if other.bound == "fewer than":
+        ratio = round(one.fits / (other.misses or 1), 2)
+        return (ratio, f"≥ {ratio:.2f} ×") if one.fits else (None, "")
     if one.bound == "fewer than":
         return None, f"< {(one.misses or 0) / other.agents:.2f} ×"
     ratio = round(one.agents / other.agents, 2)

@@ -78,7 +78,7 @@ def limits(found: dict[str, Any]) -> list[str]:
     """Every limit of the honesty of this run."""
     made, asked = found["made"], found["asked"]
     said = [
-        f"edges are ± {TOLD * 100:.0f} %, p95 ± 20 %: bursts are few turns, and each takes other agents",
+        f"edges are ± {TOLD * 100:.0f} % at least, p95 ± 20 %: bursts are few turns, and each takes other agents",
         "all of Hive and all agents are in the box, and what zram takes is taken off it; the driver, the model's "
         "stand-in and the kernel's own memory for swap maps are outside",
         f"the model is a stand-in ({asked['turn_s']:g} s a turn); agents sleep after 1 s: minutes stand for a day",

@@ -59,7 +59,7 @@ def test_each_way_that_was_measured_is_a_row_with_its_edge_and_its_largest_step_
     kernel, hive = rows(run())
     assert kernel == [
         "kernel alone",
-        "22 ± 10 % (20 fit, 25 do not)",
+        "22 ± 12 % (20 fit, 25 do not)",
         "1.00 ×",
         "0.50 s",
         "0.90 s",

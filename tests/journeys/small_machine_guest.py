@@ -70,6 +70,20 @@ except OSError:
 time.sleep(1000)
 """
 SPIN = "while True: pass"
+SHARED_MIB, OWN_MIB = 24, 4
+SHARED_HEAP = f"import os\nheap = os.urandom({SHARED_MIB} << 20)\n"
+"""The package that a template imports."""
+TEMPLATE = """
+[template heap]
+python = /usr/bin/python3
+imports = shared_heap
+"""
+OF_TEMPLATE = f"""
+import os, time, zlib, shared_heap
+own = os.urandom({OWN_MIB} << 20)
+print("ready", zlib.crc32(shared_heap.heap), flush=True)
+time.sleep(100000)
+"""
 CPU_SHARE, CPU_WATCHED_S = 0.2, 5.0
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 begun = time.monotonic()
@@ -304,6 +318,38 @@ def _used_us(group: Path) -> int:
     return int((group / "cpu.stat").read_text().split()[1])
 
 
+def templated(machine: Machine) -> dict[str, Any]:
+    """Two agents of one template, each of which has read all that they share."""
+    hive, names = machine.hive, ["forked0", "forked1"]
+    script = hive.programs / "of_template.py"
+    script.write_text(OF_TEMPLATE)
+    script.chmod(0o755)
+    for name in names:
+        order = {"name": name, "template": "heap", "command": [str(script)], "egress": [], "idle_s": 600}
+        hive.post("/api/agents", order)
+        hive.post(f"/api/agents/{name}/start")
+    until(lambda: all("ready" in hive.agent_log(name) for name in names), within_s=180, what="they have their heaps")
+    views = {name: hive.get(f"/api/agents/{name}") for name in names}
+    machine.ids |= {name: view["id"] for name, view in views.items()}
+    told = {
+        "said": [hive.agent_log(name) for name in names],
+        "notes": [view["template_note"] for view in views.values()],
+        "resident_bytes": [_resident_bytes(view["pid"]) for view in views.values()],
+        "charged_bytes": [int((machine.group(name) / "memory.current").read_text()) for name in names],
+        "shown_bytes": [view["held_bytes"] for view in views.values()],
+        "template": hive.get("/api/templates/heap"),
+    }
+    for name in names:
+        hive.post(f"/api/agents/{name}/stop")
+        del machine.ids[name]
+    return told
+
+
+def _resident_bytes(pid: int) -> int:
+    """As tools show it that know nothing of templates."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
 def on_zram() -> dict[str, Any]:
     """Swap is in RAM now. Root without CAP_SYS_NICE may not advise other processes: it asks the agent's group."""
     for swap in read_swaps() or ():
@@ -315,6 +361,7 @@ def on_zram() -> dict[str, Any]:
         held = read_zram(device)
         return {
             "how": _how_paged_out(machine.group(machine.names[0])),
+            "algorithms": Path("/sys/block", Path(device).name, "comp_algorithm").read_text(),
             "zram_bytes": None if held is None else held.memory_bytes,
             "asleep": asleep(machine),
             "woken_at_once": woken_at_once(machine),
@@ -332,10 +379,11 @@ def main() -> None:
         "controllers": Path("/sys/fs/cgroup/cgroup.controllers").read_text().split(),
         "mounts": [line.split()[2] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup" in line],
     }
-    with stack(auto_sleep=True, up_within_s=UP_WITHIN_S) as hive:
+    Path("/usr/lib/python3/dist-packages/shared_heap.py").write_text(SHARED_HEAP)
+    with stack(auto_sleep=True, up_within_s=UP_WITHIN_S, config=TEMPLATE) as hive:
         note(f"Hive is up: {read_memory()}")
         machine = Machine(hive, AGENTS)
-        for look in (asleep, woken_at_once, asleep_again, killed, limits):
+        for look in (asleep, woken_at_once, asleep_again, killed, limits, templated):
             told[look.__name__] = look(machine)
             note(f"{look.__name__} is over: {read_memory()}")
     told["on_zram"] = on_zram()

@@ -178,6 +178,24 @@ def test_who_spins_gets_about_the_share_it_may_have(results: Told) -> None:
     assert (told["not_enforced"], told["left"]) == (["", ""], [])
 
 
+def test_agents_of_a_template_are_charged_only_what_is_their_own(results: Told) -> None:
+    """By the kernel's memory controller: what they share is the template's, once, and Hive shows it so."""
+    told = results["templated"]
+    assert told["notes"] == ["", ""]
+    assert len(set(told["said"])) == 1
+    assert min(told["resident_bytes"]) > (guest.SHARED_MIB + guest.OWN_MIB) * MIB
+    assert all(guest.OWN_MIB * MIB < charged < guest.SHARED_MIB * MIB for charged in told["charged_bytes"])
+    for charged, shown in zip(told["charged_bytes"], told["shown_bytes"], strict=True):
+        assert abs(shown - charged) < 2 * MIB
+    assert told["template"]["agents"] == ["forked0", "forked1"]
+    assert told["template"]["held_bytes"] > told["template"]["shared_bytes"] > guest.SHARED_MIB * MIB // 2
+
+
+def test_zram_compresses_as_zstd_where_the_kernel_can(results: Told) -> None:
+    """Debian's can; a kernel that cannot is told by `hive doctor memory.swap`."""
+    assert "[zstd]" in results["on_zram"]["algorithms"]
+
+
 def test_a_root_that_may_not_advise_others_has_their_groups_reclaimed_to_zram(results: Told) -> None:
     """All of what they had is in zram, which takes about half of it."""
     told = results["on_zram"]
