@@ -1,5 +1,5 @@
-"""What happens in each step of the tour, on its Hive: orders, callers, and what they and the kernel say. It decides
-nothing about how that is shown."""
+"""The doings of each step of the tour, on its Hive: orders, callers, and what they and the kernel say. How that is
+shown is decided elsewhere."""
 
 from __future__ import annotations
 
