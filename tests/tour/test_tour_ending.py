@@ -30,7 +30,7 @@ def test_ctrl_c_leaves_nothing(point: str, passable: Path) -> None:
             tour.until_asked("2/6")
             tour.type("\n")
             tour.until_asked("3/6")
-        tour.type("\x03")
+        tour.type("\x03" * (2 if point == "while agents start" else 1))  # the second one is a hurry
         assert tour.wait() == 130, tour.shown()
         nothing_left(tour)
         assert termios.tcgetattr(tour._of_program) == tour.modes
@@ -108,6 +108,21 @@ def test_what_a_killed_tour_left_the_next_one_removes(killed: str, passable: Pat
         assert not first.exists()
         nothing_left(tour)
         nothing_left(following)
+    finally:
+        tour.close()
+
+
+def test_a_hive_that_is_killed_under_its_tour_is_an_error_and_nothing_is_left(passable: Path) -> None:
+    tour = TourTerminal(passable)
+    try:
+        tour.until_asked("1/6")
+        tour.type("\n")
+        tour.until_asked("2/6")
+        os.kill(tour.up_pid(), signal.SIGKILL)
+        tour.type("\n")
+        assert tour.wait() == 1, tour.shown()
+        assert "hive: the tour's Hive ended with 137" in tour.shown()
+        nothing_left(tour)
     finally:
         tour.close()
 
