@@ -15,11 +15,13 @@ import msgspec
 from hive.client.calls import Answer
 from hive.demo.agents import DEMO_AGENTS
 from hive.demo.callers import SAYINGS, Turn, accepts, bring_up, demo_spec, judge
+from hive.demo.canned import answer_words
 from hive.domain import ALIVE, AgentSpec
 from hive.errors import AgentDown, HiveError, NotSupported, Saturated, TimedOut
 from hive.host.listener import listener_at
 from hive.host.process import TICK_US, identify, read_stat
 from hive.http_client import httpx
+from hive.tasks import spawn
 from hive.tour.asking import HeardAnswer, ModelDoor, ask_agent, ask_model
 from hive.tour.free_ports import free_ports
 from hive.tour.own_hive import OwnHive
@@ -40,6 +42,9 @@ QUIET_S = 1.0
 """A sleeper is watched for so long."""
 TOKENS = 40
 """Of an answer in the flood: two thirds of a second of the demo backend."""
+ALL_TOKENS = 200
+"""More than the demo backend's longest answer has."""
+MIDDLE_TRIES = 5
 LOOK_S = 0.1
 BACK_S = 30.0
 METERED_S = 8.0
@@ -342,25 +347,19 @@ class Scenes:
         before = await asyncio.to_thread(listener_at, socket)
         if before is None or (process := identify(before.pid)) is None:
             raise HiveError("the demo backend cannot be found")
-        speaking = [asyncio.Event() for _ in range(PLACES)]
-        questions = [
-            self._ask(door, f"tell me more of {number}", most_tokens=60, on_word=each.set)
-            for number, each in enumerate(speaking)
-        ]
-        asked = asyncio.gather(*questions, self._ask(door, "and one that waits in line"))
+        asked: list[asyncio.Task[HeardAnswer]] = []
         try:
-            async with asyncio.timeout(ACT_S):
-                await asyncio.gather(*(each.wait() for each in speaking))
-            await asyncio.sleep(0.2)
+            await self._in_the_middle(door, asked)
             self._progress(f"kill -9 {before.pid}")
             process.send(signal.SIGKILL)
-            killed = time.perf_counter()
-            refused, back_ms = await self._until_back(door, killed)
-            told = await asyncio.wait_for(asked, ACT_S)
+            refused, back_ms = await self._until_back(door, time.perf_counter())
+            async with asyncio.timeout(ACT_S):
+                told = [await each for each in asked]
         except TimeoutError:
-            raise TimedOut(f"no answer of the model within {ACT_S:g} s") from None
+            raise TimedOut(f"the model's callers have no answer after {ACT_S:g} s") from None
         finally:
-            asked.cancel()
+            for each in asked:
+                each.cancel()
         after = await asyncio.to_thread(listener_at, socket)
         callers = [{"when": "in the middle of its answer", **_seen(answer)} for answer in told[:PLACES]]
         callers += [{"when": "in line for a place", **_seen(answer)} for answer in told[PLACES:]]
@@ -372,6 +371,31 @@ class Scenes:
             "refused": len(refused),
             "back_ms": back_ms,
         }
+
+    async def _in_the_middle(self, door: ModelDoor, asked: list[asyncio.Task[HeardAnswer]]) -> None:
+        """Fills `asked`: with PLACES answers that have begun and not ended, and one question in line behind them.
+
+        Raises TimeoutError; TimedOut where answers end too soon each time.
+        """
+        prompts = sorted(
+            (f"tell me more of {number}" for number in range(50)), key=lambda each: -len(answer_words(each))
+        )
+        for _ in range(MIDDLE_TRIES):
+            speaking = [asyncio.Event() for _ in range(PLACES)]
+            asked[:] = [
+                spawn(self._ask(door, prompt, most_tokens=ALL_TOKENS, on_word=each.set), name="caller-answered")
+                for prompt, each in zip(prompts, speaking, strict=False)
+            ]
+            async with asyncio.timeout(ACT_S):
+                await asyncio.gather(*(each.wait() for each in speaking))
+                asked.append(spawn(self._ask(door, "and one that waits in line"), name="caller-in-line"))
+                while not any(each.done() for each in asked):
+                    if (await self._queue())[TENANTS[LIGHT_ONE]]:
+                        return
+                    await asyncio.sleep(LISTEN_S)
+                for each in asked:
+                    await each
+        raise TimedOut("the model's answers end before its server is killed", hint="this machine is too busy for that")
 
     async def _until_back(self, door: ModelDoor, killed: float) -> tuple[list[HeardAnswer], float]:
         """The answers that were none, and milliseconds from the kill to the first word of one that is."""
