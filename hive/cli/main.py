@@ -449,6 +449,9 @@ Examples:
 """,
     {
         "up": LazyCommand("services:up", "Starts a whole Hive in the foreground.", ""),
+        "demo": LazyCommand(
+            "demo:demo", "Shows what Hive does: a guided tour of a minute, on a Hive of its own.", "json"
+        ),
         "status": LazyCommand("status:status", "Shows whether Hive is well, and which Hive that is."),
         "top": LazyCommand("top:top", "Shows every agent, the backend and the queue on one screen."),
         "doctor": LazyCommand(
