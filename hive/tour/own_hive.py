@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hive.client.calls import Answer, AsyncClient
-from hive.errors import HiveError, TimedOut
+from hive.errors import ConfigError, DependencyDown, HiveError, NotPermitted, TimedOut
 from hive.host.process import exit_code, spawn
 from hive.paths import runtime_dir
 from hive.settings.table import Paths
@@ -27,6 +27,8 @@ LEAVING_S = 40.0
 """Longest time for the processes of a killed Hive to leave."""
 LOOK_S = 0.05
 LAST_BYTES = 4000
+KINDS = (ConfigError, NotPermitted, DependencyDown, TimedOut)
+"""Errors of a `hive up` that the tour passes on as they are, by their exit codes."""
 CONF = f"""[inference]
 auto_sleep_enabled = true
 [proxy]
@@ -182,17 +184,15 @@ def failure(code: int, said: str) -> HiveError:
 
     >>> failure(5, "up       | leaving\\nhive: redis-server is not installed\\nhint: install it\\n").hint
     'install it'
-    >>> failure(5, "hive: no\\n").exit_code, failure(137, "killed").message
-    (5, "the tour's Hive ended with 137: killed")
+    >>> failure(5, "hive: no\\n").code, failure(137, "killed").message
+    ('dependency_down', "the tour's Hive ended with 137: killed")
     """
     lines = said.strip().splitlines()
     told = [line.removeprefix("hive: ") for line in lines if line.startswith("hive: ")]
     hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     why = told[-1] if told else " ".join(lines[-1:]) or "it said nothing"
-    error = HiveError(why if told else f"the tour's Hive ended with {code}: {why}", hint=hints[-1] if hints else "")
-    if code in range(1, 8):
-        error.exit_code = code
-    return error
+    kind = next((kind for kind in KINDS if kind.exit_code == code), HiveError)
+    return kind(why if told else f"the tour's Hive ended with {code}: {why}", hint=hints[-1] if hints else "")
 
 
 async def _until_ended(process: subprocess.Popen[bytes], hurry: asyncio.Event, *, within_s: float) -> None:
