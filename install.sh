@@ -21,8 +21,11 @@ TEXT
 
 say() { printf 'install.sh: %s\n' "$*" >&2; }
 
+# As Hive says its errors: behind the first line the code that `hive explain` takes, here that of the exit code.
+codes=([1]=internal [2]=usage [3]=not_found [4]=not_permitted [5]=dependency_down [6]=rolled_back [7]=timeout)
 die() {
-    say "$1"
+    local first=${1%%$'\n'*}
+    say "$first  [${codes[${2:-1}]:-internal}]${1#"$first"}"
     exit "${2:-1}"
 }
 

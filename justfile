@@ -9,7 +9,7 @@ default:
 # Make .venv with everything that development needs.
 setup:
     ./install.sh test --version
-    {{ python }} -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+    {{ python }} -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,dev,docs]'
 
 # Format, lint, types, shell scripts: all that is green before a commit.
 check:
@@ -22,6 +22,13 @@ check:
 fmt:
     .venv/bin/ruff format .
     .venv/bin/ruff check --fix .
+
+# The book, in site/; `just serve` shows it while it is written.
+book:
+    .venv/bin/mkdocs build --strict
+
+serve:
+    .venv/bin/mkdocs serve
 
 # The tests that find most, in two minutes.
 quick *args:

@@ -78,7 +78,7 @@ from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.usage_report import UsageReport
 from hive.domain import ALIVE, Agent, AgentStatus, BackendKind, Isolation, UsageEvent
-from hive.errors import ConfigError, DependencyDown, HiveError, Saturated
+from hive.errors import ConfigError, DependencyDown, HiveError, Saturated, as_said
 from hive.host import accounts, parent
 from hive.host.access import RemoteAccess, access_of
 from hive.host.cgroup import Subtree
@@ -1221,6 +1221,6 @@ def main(
     try:
         uvloop.run(_run(make, notifier, watch_fd, load))
     except HiveError as error:
-        print(f"hive: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        print(as_said(error), file=sys.stderr)  # noqa: T201
         return error.exit_code
     return 0

@@ -531,6 +531,29 @@ def _tree(root: type[HiveError]) -> list[type[HiveError]]:
     return [root, *(cls for child in root.__subclasses__() for cls in _tree(child))]
 
 
+def all_errors() -> list[type[HiveError]]:
+    """The classes of this file, whatever else is loaded."""
+    return [cls for cls in _tree(HiveError) if cls.__module__ == __name__]
+
+
+def as_said(error: HiveError) -> str:
+    """The error as a program of Hive says it on stderr: its code behind the first line, its hint below.
+
+    >>> as_said(NotFound("there is no agent 'x'", hint="hive agent list shows all"))
+    "hive: there is no agent 'x'  [not_found]\\nhint: hive agent list shows all"
+    >>> as_said(ConfigError("/c:1: no\\n/c:2: no"))
+    'hive: /c:1: no  [config]\\n/c:2: no'
+    """
+    said = f"hive: {with_code(error.message, error.code)}"
+    return f"{said}\nhint: {error.hint}" if error.hint else said
+
+
+def with_code(message: str, code: str) -> str:
+    """The message with the code, which `hive explain` takes, behind its first line."""
+    first, feed, rest = message.partition("\n")
+    return f"{first}  [{code}]{feed}{rest}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is not known; empty where none of those that are is near.
 

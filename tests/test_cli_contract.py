@@ -64,8 +64,8 @@ def flags(entry: LazyCommand, name: str) -> list[str]:
 
 def test_every_command_of_the_issue_is_there() -> None:
     expected = (
-        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend run-model jobs "
-        "sandbox-thaw "
+        "up demo status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend run-model "
+        "jobs sandbox-thaw explain "
         "agent-create agent-apply agent-edit agent-export agent-list agent-show agent-start agent-stop agent-restart "
         "agent-pause agent-resume agent-send agent-messages agent-responses agent-wake-at agent-keep-awake "
         "agent-logs agent-usage agent-remove agent-ls agent-ps agent-rm "
@@ -187,6 +187,7 @@ def test_an_unknown_option_is_exit_2(command: Command, capsys: pytest.CaptureFix
 
 CALLS: dict[str, list[str]] = {
     "run": ["m", "hi"],
+    "demo": ["--list"],
     "pool import": ["{root}/manifest.json"],
     "adapter pull": ["legal", "--base", "m"],
     "adapter remove": ["legal", "--yes"],

@@ -47,6 +47,7 @@ from hive.doctor.offline_status import DOWN, OfflineStatus, RecordedStatus, Serv
 from hive.doctor.offline_status import conditions_of as seen_outside
 from hive.domain import BackendInfo, BackendKind, Cluster, ClusterNode
 from hive.errors import WrongState
+from hive.explain.condition_words import fixes, means, severities
 from hive.host.gpu import GpuHardware
 from hive.host.memory import MemInfo, Swap
 from hive.host.nvml import GpuState, SeenGpus
@@ -409,27 +410,8 @@ def test_a_path_in_a_command_is_one_word_of_a_shell() -> None:
 # --- docs --------------------------------------------------------------------------------------------------------
 
 
-class Names(dict[str, Any]):
-    """Every fact is its own name."""
-
-    def __missing__(self, name: str) -> Name:
-        return Name(name.upper())
-
-
-class Name(str):
-    """A fact's name, whatever its format."""
-
-    __slots__ = ()
-
-    def __format__(self, spec: str) -> str:
-        if spec.startswith("?"):
-            return f"[{spec[1:].replace('*', self)}]"
-        return spec.split("/")[2] if spec.startswith("/") else str(self)
-
-
-def documented(template: str, where: Where) -> str:
-    found = template.format_map(Names(where.named()))
-    return found.replace("|", "\\|").replace("\n", " ")
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def document() -> str:
@@ -448,12 +430,9 @@ def document() -> str:
         "| code | severity | what it means | what to type |",
         "|---|---|---|---|",
     ]
-    installed, up = Where(installed=True), Where()
     for code, row in TABLE.items():
-        severity = f"{row.severity} / {row.up_severity}" if row.up_severity else str(row.severity)
-        fixes = [documented(row.fix, installed), documented(row.fix if row.up_fix is None else row.up_fix, up)]
-        told = " / ".join(f"``{fix}``" if "`" in fix else f"`{fix}`" for fix in dict.fromkeys(fixes) if fix)
-        lines.append(f"| `{code}` | {severity} | {documented(row.text, installed)} | {told} |")
+        told = " / ".join(f"``{cell(fix)}``" if "`" in fix else f"`{cell(fix)}`" for fix in fixes(row))
+        lines.append(f"| `{code}` | {severities(row)} | {cell(means(code))} | {told} |")
     return "\n".join(lines) + "\n"
 
 

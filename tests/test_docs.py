@@ -123,7 +123,7 @@ def test_every_command_of_the_documents_exists(document: str, line: str) -> None
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:
-    assert len(text_of("README.md").splitlines()) <= 150
+    assert len(text_of("README.md").splitlines()) <= 120
 
 
 def test_the_page_for_contributors_is_one_page() -> None:

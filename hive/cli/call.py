@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hive.cli.text import harmless
-from hive.errors import HiveError, NotFound, UsageError, did_you_mean
+from hive.errors import HiveError, NotFound, UsageError, as_said, did_you_mean
 
 if TYPE_CHECKING:
     from hive.client.client import Client
@@ -182,9 +182,7 @@ def report(error: HiveError, *, as_json: bool) -> int:
         body = {"code": error.code, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         err(json.dumps({"schema": "error", "version": SCHEMA_VERSION, **body}))
     else:
-        err(f"hive: {harmless(error.message)}")
-        if error.hint:
-            err(f"hint: {harmless(error.hint)}")
+        err(harmless(as_said(error)))
     return error.exit_code
 
 

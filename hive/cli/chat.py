@@ -29,6 +29,7 @@ from hive.errors import (
     TooManyRequests,
     UsageError,
     did_you_mean,
+    with_code,
 )
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Chat:
         except HiveError as error:
             self._said.pop()
             out("")
-            self._call.say(f"hive: {error.message}")
+            self._call.say(f"hive: {with_code(error.message, error.code)}")
             return
         out("")
         self._said.append({"role": "assistant", "content": "".join(pieces)})
@@ -287,7 +288,7 @@ def _pieces(response: HTTPResponse, timing: Timing) -> Iterator[str]:
             return
         event = json.loads(data)
         if "error" in event:
-            raise BackendDown(_said(event["error"]))
+            raise _coded(BackendDown(_said(event["error"])), event["error"])
         if used := event.get("usage"):
             timing.tokens_in, timing.tokens_out = used.get("prompt_tokens"), used.get("completion_tokens")
         for choice in event.get("choices", []):
@@ -300,10 +301,17 @@ def _pieces(response: HTTPResponse, timing: Timing) -> Iterator[str]:
 def _refusal(response: HTTPResponse) -> HiveError:
     data = response.read(65536)
     try:
-        said = _said(json.loads(data)["error"])
+        told = json.loads(data)["error"]
     except (ValueError, KeyError, TypeError):
-        said = f"the proxy answered {response.status}"
-    return _ERRORS.get(response.status, HiveError)(said)
+        told = f"the proxy answered {response.status}"
+    return _coded(_ERRORS.get(response.status, HiveError)(_said(told)), told)
+
+
+def _coded(error: HiveError, told: object) -> HiveError:
+    """The error with the code that Hive itself told, if it was Hive: a server's own codes are not Hive's."""
+    if isinstance(told, dict) and told.get("src") == "hive" and told.get("code"):
+        error.code = str(told["code"])
+    return error
 
 
 def _said(error: object) -> str:

@@ -17,6 +17,7 @@ import typer
 from hive.cli.call import CommandCall, flush
 from hive.cli.terminal import fitted
 from hive.cli.text import one_line
+from hive.errors import with_code
 
 Result = Any
 """hive.doctor.doctor.Result: what starts the rest is loaded when a command runs."""
@@ -141,9 +142,11 @@ def _lines(result: Result) -> list[str]:
                                fix: do it
     """
     head = f"{result.status:<6}{result.name:<{NAME_COLUMNS}}  "
-    said = f"{result.reason} (fixed: {result.fixed})" if result.fixed else result.reason
+    said = one_line(f"{result.reason} (fixed: {result.fixed})" if result.fixed else result.reason)
+    if result.found is not None and result.status != "pass":
+        said = with_code(said, result.found.code)
     lines = textwrap.wrap(
-        one_line(said),
+        said,
         WIDTH,
         initial_indent=head,
         subsequent_indent=" " * INDENT,

@@ -14,7 +14,7 @@ from hive.cli.lease_run import BandOption, Gpus, Longest, NoWait, Vram, Wait, Wh
 from hive.cli.op_options import BreakGlass, OpToken, headers_of
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, one_line, size, span
-from hive.errors import UsageError
+from hive.errors import UsageError, with_code
 
 HEADERS = ("LEASE", "STATE", "MEMORY", "SEEN", "BAND", "USER", "SINCE", "ENDS", "PROGRAM", "WHY")
 DROPPED = ("BAND", "SINCE", "SEEN", "USER", "ENDS", "PROGRAM", "WHY")
@@ -218,7 +218,7 @@ def _shown(lease: Answer) -> str:
     pairs = [
         ("Lease", f"{lease['id']}, token {lease['token']}"),
         ("State", state_of_lease(lease)),
-        ("Why", one_line(lease["why"])),
+        ("Why", one_line(with_code(lease["why"], lease["code"]) if lease.get("code") else lease["why"])),
         ("Program", one_line(lease["label"])),
         ("User", lease["user"]),
         ("Memory", memory_of(lease) + (f" in {', '.join(lease['gpus'])}" if lease["gpus"] else "")),

@@ -449,10 +449,16 @@ Examples:
 """,
     {
         "up": LazyCommand("services:up", "Starts a whole Hive in the foreground.", ""),
+        "demo": LazyCommand(
+            "demo:demo", "Shows what Hive does: a guided tour of a minute, on a Hive of its own.", "json"
+        ),
         "status": LazyCommand("status:status", "Shows whether Hive is well, and which Hive that is."),
         "top": LazyCommand("top:top", "Shows every agent, the backend and the queue on one screen."),
         "doctor": LazyCommand(
             "doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."
+        ),
+        "explain": LazyCommand(
+            "explain:explain", "Explains the code of an error: its meaning, its usual causes, and what to do.", "json"
         ),
         "run": LazyCommand("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,

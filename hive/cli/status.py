@@ -14,7 +14,7 @@ from hive.cli import cluster
 from hive.cli.call import Answer, CommandCall
 from hive.cli.text import ago, fields, harmless, one_line, size, span, table
 from hive.conditions import FoundCondition, Where, conditions_in, where_is
-from hive.errors import HiveError
+from hive.errors import HiveError, with_code
 from hive.paths import APPLIANCE_RUNTIME
 
 ANSWER_S = 5.0
@@ -123,7 +123,7 @@ def _status(answer: Answer) -> str:
         ("Metering", "on" if answer["token_tracking"] else "off (token_tracking = false)"),
         ("State", answer["state_dir"]),
     ]
-    return "\n".join([fields(pairs), *_todo(answer["next"])])
+    return "\n".join([fields(pairs), *_todo(answer["conditions"])])
 
 
 def _pool(pool: Answer) -> str:
@@ -141,11 +141,12 @@ def _counted(agents: dict[str, int]) -> str:
 
 
 def _todo(found: list[Answer]) -> list[str]:
-    """Each problem, and under it what to type."""
+    """Each condition with its code, and under it what to type."""
     lines = [""] if found else []
     for one in found:
-        lines += textwrap.wrap(one_line(one["problem"]), WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines.append(f"    {one_line(one['command'])}")
+        said = with_code(one_line(one["text"]), one["code"])
+        lines += textwrap.wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines.append(f"    {one_line(one['fix'])}")
     return lines
 
 
@@ -187,7 +188,7 @@ def _silence(answer: Answer, seen: Any, now: float) -> str:
         ("Agents", _recorded(seen.recorded, now)),
         ("State", answer["state_dir"] or ""),
     ]
-    return "\n".join([fields(pairs), *_todo(answer["next"])])
+    return "\n".join([fields(pairs), *_todo(answer["conditions"])])
 
 
 def _recorded(recorded: Any, now: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from hive.cli.call import flush, out
 from hive.cli.text import narrowed, table
-from hive.errors import DependencyDown, TimedOut
+from hive.errors import DependencyDown, TimedOut, with_code
 from hive.terminal_text import wants_colour
 
 Colour = Callable[[str, str], str]
@@ -50,7 +50,7 @@ def drawn_again(screen: Callable[[], str], *, every_s: float) -> None:
             try:
                 text = screen()
             except (DependencyDown, TimedOut) as error:
-                text = f"hive: {error.message}"
+                text = f"hive: {with_code(error.message, error.code)}"
     finally:
         out("\x1b[?25h\x1b[?1049l", end="")
         flush()

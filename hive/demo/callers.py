@@ -96,7 +96,7 @@ class Demo:
             port = choose_port(existing.get(name), taken)
             taken.add(port)
             spec = demo_spec(name, agent, port=port)
-            await self._bring_up(spec, agent)
+            await bring_up(self._daemon, self._paths, spec, agent)
             self._drivers.append(spawn(self._drive(spec), name=f"demo-{name}"))
 
     async def finish(self, *, within_s: float) -> None:
@@ -106,17 +106,6 @@ class Demo:
             _, late = await asyncio.wait(self._drivers, timeout=within_s)
             for driver in late:
                 driver.cancel()
-
-    async def _bring_up(self, spec: AgentSpec, agent: DemoAgent) -> None:
-        path = f"/api/agents/{spec.name}"
-        applied = await self._daemon.put(path, msgspec.json.encode(spec), within_s=START_S)
-        view = applied["agent"]
-        if view["status"] in ALIVE:
-            if not applied.get("restart_needed"):
-                return  # it lived on, or another `--demo` left it running
-            await self._daemon.post(f"{path}/stop", within_s=START_S)
-        copy_files(agent.files, self._paths.home(view["id"]), uid=view["uid"])
-        await self._daemon.post(f"{path}/start", within_s=START_S)
 
     async def _drive(self, spec: AgentSpec) -> None:
         """One caller after the other, each so late that the agent has fallen asleep meanwhile."""
@@ -157,9 +146,7 @@ class Demo:
         """Waits until the agent has built its heap and listens. False, and an error, where it never does."""
         until = asyncio.get_running_loop().time() + READY_S
         while asyncio.get_running_loop().time() < until:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", spec.port)
-                writer.close()
+            if await accepts(spec.port or 0):
                 return True
             if await self._leaves_within(0.2):
                 return False
@@ -174,6 +161,29 @@ class Demo:
         except TimeoutError:
             return False
         return True
+
+
+async def bring_up(daemon: AsyncClient, paths: Paths, spec: AgentSpec, agent: DemoAgent) -> None:
+    """Applies, fills and starts one sample agent; one that lives on is left as it is. Raises HiveError."""
+    path = f"/api/agents/{spec.name}"
+    applied = await daemon.put(path, msgspec.json.encode(spec), within_s=START_S)
+    view = applied["agent"]
+    if view["status"] in ALIVE:
+        if not applied.get("restart_needed"):
+            return  # it lived on, or another `--demo` left it running
+        await daemon.post(f"{path}/stop", within_s=START_S)
+    copy_files(agent.files, paths.home(view["id"]), uid=view["uid"])
+    await daemon.post(f"{path}/start", within_s=START_S)
+
+
+async def accepts(port: int) -> bool:
+    """Whether somebody listens at 127.0.0.1:`port`."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def choose_port(view: Answer | None, taken: set[int]) -> int:

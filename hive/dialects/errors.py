@@ -108,7 +108,7 @@ def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
 
     >>> from hive.errors import NotFound
     >>> render(NotFound("no such model"), Dialect.OLLAMA)
-    b'{"error":"no such model","src":"hive"}'
+    b'{"error":"no such model","code":"not_found","src":"hive"}'
     >>> render(NotFound("no such model"), Dialect.ANTHROPIC, "e-7")[:73]
     b'{"type":"error","error":{"type":"not_found_error","message":"no such mode'
     """
@@ -116,7 +116,7 @@ def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
         return error.told
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     if dialect is Dialect.OLLAMA:
-        return _encode({"error": text, "src": "hive", **error.details})
+        return _encode({"error": text, "code": error.code, "src": "hive", **error.details})
     if dialect is Dialect.ANTHROPIC:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         why = {"type": kind, "message": text, "code": error.code, "src": "hive", **error.details}

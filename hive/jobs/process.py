@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.errors import ConfigError, HiveError
+from hive.errors import ConfigError, HiveError, as_said
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.sockets import UNIX, take_sockets
@@ -183,7 +183,7 @@ def main(words: Sequence[str]) -> int:
     try:
         sock = socket.socket(fileno=int(words[1])) if words[:1] == ["--link-fd"] else first_link(dict(os.environ))
     except HiveError as error:
-        print(f"hive: {error.message}\nhint: {error.hint}", file=sys.stderr)  # noqa: T201
+        print(as_said(error), file=sys.stderr)  # noqa: T201
         return error.exit_code
     if sock is not None:
         asyncio.run(_serve(sock))

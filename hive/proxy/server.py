@@ -22,7 +22,7 @@ import uvloop
 
 from hive.bodies.body_workers import DeepReaders
 from hive.endpoints.endpoints import FORM_TARGETS
-from hive.errors import DependencyDown, HiveError, Saturated
+from hive.errors import DependencyDown, HiveError, Saturated, as_said
 from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
@@ -545,6 +545,6 @@ def main(
     try:
         uvloop.run(_run(paths, settings, ports, move_ports, descriptors, load, watch_fd))
     except HiveError as error:
-        print(f"hive: {error.message}\nhint: {error.hint}", file=sys.stderr)  # noqa: T201
+        print(as_said(error), file=sys.stderr)  # noqa: T201
         return error.exit_code
     return 0

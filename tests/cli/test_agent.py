@@ -52,14 +52,14 @@ def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
 def test_an_unknown_agent_is_exit_3_with_the_nearest_name(hive: Hive) -> None:
     said = hive("agent", "pause", "alicia")
     assert (said.code, said.out) == (3, "")
-    assert said.err == "hive: there is no agent 'alicia'\nhint: did you mean `alice`?\n"
+    assert said.err == "hive: there is no agent 'alicia'  [not_found]\nhint: did you mean `alice`?\n"
     assert hive("agent", "stop", "zzz").err.endswith("hint: hive agent list shows all\n")
     assert hive("agent", "logs", "../x").code == 3
 
 
 def test_a_name_is_said_as_it_was_typed(hive: Hive) -> None:
     """It came back as 'x%20y'."""
-    assert hive("agent", "show", "x y").err.startswith("hive: there is no agent 'x y'\n")
+    assert hive("agent", "show", "x y").err.startswith("hive: there is no agent 'x y'  [not_found]\n")
 
 
 @pytest.mark.usefixtures("ends_at_once")
@@ -71,16 +71,17 @@ def test_an_agent_that_fails_while_it_is_started_is_a_failure(hive: Hive, verb: 
     words = ("crasher", "--", "/bin/false") if verb == "create" else ("crasher",)
     said = hive("agent", verb, *words)
     assert (said.code, said.out) == (1, "")
-    assert said.err == "hive: crasher was started and failed: exited with 1\nhint: hive agent logs crasher\n"
+    assert (
+        said.err == "hive: crasher was started and failed: exited with 1  [internal]\nhint: hive agent logs crasher\n"
+    )
 
 
 def test_a_file_that_describes_nothing_startable_is_named_with_its_line(hive: Hive, tmp_path: Path) -> None:
     """Only mistakes of TOML itself said which file they were in; those in a value did not."""
     file = tmp_path / "bob.toml"
     file.write_text('name = "bob"\ncommand = ["/no/such/program"]\n')
-    assert (
-        hive("agent", "apply", str(file)).err == f"hive: {file}: line 2: command: no such program: '/no/such/program'\n"
-    )
+    wrong = f"hive: {file}: line 2: command: no such program: '/no/such/program'  [bad_request]\n"
+    assert hive("agent", "apply", str(file)).err == wrong
     file.write_text('command = ["/bin/true"]\ntenantId = "B ad"\nname = "bob"\n')
     assert hive("agent", "apply", "--dry-run", str(file)).err.startswith(
         f"hive: {file}: line 2: tenant: 'B ad' is no name"
@@ -337,7 +338,7 @@ def test_several_are_removed_by_one_command(many: Hive) -> None:
     """Each is tried, and the exit code is that of the first that failed."""
     said = many("agent", "remove", "a001", "zzz", "a002", "a001", "--yes")
     assert said.out == "a001 is removed\na002 is removed\n"
-    assert (said.code, said.err.splitlines()[0]) == (3, "hive: there is no agent 'zzz'")
+    assert (said.code, said.err.splitlines()[0]) == (3, "hive: there is no agent 'zzz'  [not_found]")
     told = many("agent", "rm", "a003", "yyy", "--yes", "--json")
     assert told.code == 3
     assert [one["name"] for one in told.json["removed"]] == ["a003"]

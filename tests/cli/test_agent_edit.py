@@ -49,7 +49,7 @@ def test_what_was_left_as_it_was_changes_nothing(hive: Hive, monkeypatch: pytest
     use(monkeypatch, "")
     assert hive("agent", "edit", "alice").out == "alice is unchanged\n"
     monkeypatch.setenv("EDITOR", "false")
-    assert hive("agent", "edit", "alice").err == "hive: false ended with 1: nothing is changed\n"
+    assert hive("agent", "edit", "alice").err == "hive: false ended with 1: nothing is changed  [internal]\n"
     monkeypatch.setenv("EDITOR", "/no/such/editor")
     assert hive("agent", "edit", "alice").err.startswith("hive: /no/such/editor: No such file")
     assert list(left.iterdir()) == []

@@ -100,7 +100,9 @@ def test_waiting_ends_when_it_is_accepted_refused_or_too_late(hive: Hive, monkey
     assert hive("agent", "send", "alice", "hello", "--wait").out.startswith("alice has accepted message ")
     refused = hive("agent", "send", "alice", "refuse", "-w")
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err == "hive: alice refuses it: its inbox answered 404\nhint: hive agent messages alice\n"
+    assert (
+        refused.err == "hive: alice refuses it: its inbox answered 404  [internal]\nhint: hive agent messages alice\n"
+    )
     late = hive("agent", "send", "alice", "later", "--wait", "--timeout", "0.1")
     assert late.code == 7
     assert "alice has not accepted it in time" in late.err

@@ -29,11 +29,11 @@ def test_several_take_one_order(hive: Hive, verb: str, status: str) -> None:
 def test_a_failure_ends_nothing_and_the_first_one_is_the_exit_code(hive: Hive) -> None:
     said = hive("agent", "pause", "busy-bob", "alicia", "alice", "--timeout", "0.1")
     assert (said.code, said.out) == (7, "alice is paused (light)\n")
-    busy = "hive: busy-bob could not be put to sleep within 0.1 s: 1 request in flight; it is awake"
-    assert said.err.splitlines()[:2] == ["hive: there is no agent 'alicia'", busy]
+    busy = "hive: busy-bob could not be put to sleep within 0.1 s: 1 request in flight; it is awake  [timeout]"
+    assert said.err.splitlines()[:2] == ["hive: there is no agent 'alicia'  [not_found]", busy]
     said = hive("agent", "pause", "alicia", "busy-bob", "--now")
     assert said.code == 3
-    assert said.err.endswith("hive: there is no agent 'alicia'\nhint: did you mean `alice`?\n")
+    assert said.err.endswith("hive: there is no agent 'alicia'  [not_found]\nhint: did you mean `alice`?\n")
 
 
 def test_json_of_one_is_as_it_was_and_of_several_a_list(hive: Hive) -> None:
@@ -58,7 +58,7 @@ def test_all_means_those_to_whom_it_says_something(hive: Hive) -> None:
 
 @pytest.mark.parametrize("verb", ["start", "stop", "restart", "resume", "pause"])
 def test_none_or_both_is_a_usage_error(hive: Hive, verb: str) -> None:
-    assert hive("agent", verb).err == "hive: which agent?\nhint: NAME..., or --all for each of them\n"
+    assert hive("agent", verb).err == "hive: which agent?  [usage]\nhint: NAME..., or --all for each of them\n"
     assert hive("agent", verb, "alice", "--all").code == 2
 
 
@@ -83,7 +83,11 @@ def test_each_failure_of_several_says_whose_it_is() -> None:
     with pytest.raises(HiveError) as raised:
         steer._fail(Heard(), [*refused, *down, ("zoe", HiveError("there is no agent 'zoe'"))])
     assert raised.value.message == "crawler: image x is not permitted"
-    assert said == ["hive: lab: runtime y is not permitted", "hive: no Hive answers", "hive: there is no agent 'zoe'"]
+    assert said == [
+        "hive: lab: runtime y is not permitted  [internal]",
+        "hive: no Hive answers  [internal]",
+        "hive: there is no agent 'zoe'  [internal]",
+    ]
 
 
 class Anyone(CommandCall):

@@ -67,7 +67,7 @@ def test_rolled_back_is_exit_6_with_the_last_lines(hive: Hive) -> None:
     said = hive("backend", "switch", "vllm")
     assert (said.code, said.out) == (6, "")
     assert said.err.splitlines()[-3:] == [
-        "hive: vllm: vllm.service failed (exit-code); llama is active again",
+        "hive: vllm: vllm.service failed (exit-code); llama is active again  [rolled_back]",
         "its last lines:",
         "  the last line of vllm\\x1b[2J",
     ]

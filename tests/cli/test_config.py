@@ -56,7 +56,7 @@ def test_check_says_ok_or_every_mistake(no_daemon: Hive, file: Path) -> None:
     file.write_text("[inference]\nprot = 1\nport = x\n")
     said = no_daemon("config", "check", str(file))
     assert said.code == 2
-    assert said.err.splitlines()[0] == f"hive: {file}:2: [inference] prot: no such key; did you mean `port`?"
+    assert said.err.splitlines()[0] == f"hive: {file}:2: [inference] prot: no such key; did you mean `port`?  [config]"
     assert said.err.splitlines()[1].startswith(f"{file}:3: [inference] port: expected")
 
 

@@ -44,5 +44,5 @@ def test_a_setting_that_is_set_twice_at_once_is_refused(hive: Hive) -> None:
     """The last one was taken, and nothing said so."""
     said = hive("config", "runtime", "proxy.queue_depth=7", "proxy.queue_depth = 8")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("hive: proxy.queue_depth cannot be set twice at once\n")
+    assert said.err.startswith("hive: proxy.queue_depth cannot be set twice at once  [usage]\n")
     assert "default" in hive("config", "runtime").out

@@ -158,8 +158,8 @@ def test_thoughts_are_faint_on_a_terminal_and_nowhere_else(job: JobHive, capsys:
     ("which", "code", "error"),
     [
         ("a", 0, "the answer is incomplete: it was cut off\n"),
-        ("b", 1, "hive: Hive ended before it did\n"),
-        ("c", 4, f"hive: job {'c' * 12} was cancelled\n"),
+        ("b", 1, "hive: Hive ended before it did  [worker_restarted]\n"),
+        ("c", 4, f"hive: job {'c' * 12} was cancelled  [cancelled]\n"),
     ],
 )
 def test_a_result_is_printed_and_the_exit_code_is_that_of_its_end(

@@ -47,7 +47,7 @@ def test_what_takes_root_is_said_as_the_command_to_type(monkeypatch: pytest.Monk
 def test_a_full_disk_is_said_in_one_line() -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([*HIVE, "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "hive: cannot write the result: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "hive: cannot write the result: No space left on device  [internal]\n")
 
 
 def test_ctrl_c_is_130_without_a_word(hive: Hive) -> None:
@@ -68,7 +68,7 @@ def test_a_fault_of_hives_own_is_one_line_and_a_traceback_only_when_asked_for(
     monkeypatch.setattr(program, "root", broken)
     said = no_daemon("status")
     assert (said.code, said.out) == (1, "")
-    assert said.err.startswith("hive: a fault in Hive itself: ZeroDivisionError: by zero\n")
+    assert said.err.startswith("hive: a fault in Hive itself: ZeroDivisionError: by zero  [internal]\n")
     monkeypatch.setenv("HIVE_DEBUG", "1")
     assert "Traceback" in no_daemon("status").err
 
@@ -204,7 +204,8 @@ def test_a_state_directory_that_is_not_there_is_named(no_daemon: Hive, words: li
     said = no_daemon(*words, "--state-dir", "/no/such/state")
     assert said.code == 5
     assert said.err == (
-        "hive: there is no state directory /no/such/state\nhint: `hive up --state-dir /no/such/state` would make it\n"
+        "hive: there is no state directory /no/such/state  [dependency_down]\n"
+        "hint: `hive up --state-dir /no/such/state` would make it\n"
     )
 
 

@@ -98,7 +98,7 @@ def test_a_hive_that_does_not_run_is_told_with_what_its_database_says(no_daemon:
     assert f"Socket: {runtime_dir(state, os.geteuid(), os.environ)}/hive.sock: there is no such socket\n" in said.out
     assert "Agents: 1 paused, 2 running, as the database has them; last " in said.out
     assert " ago: agent.paused x\\x1b[2J\n" in said.out
-    assert last_lines(said.out) == ["this Hive does not run", f"    hive up --state-dir {state}"]
+    assert last_lines(said.out) == ["this Hive does not run  [not_running]", f"    hive up --state-dir {state}"]
     assert len(said.out.splitlines()) <= 24
 
 
@@ -139,7 +139,7 @@ def test_a_daemon_that_hangs_is_exit_7(
     assert said.code == 7
     assert "hive.sock: somebody listens there\n" in said.out
     assert "Daemon: hangs\n" in said.out
-    assert last_lines(said.out)[0] == "the daemon listens, and does not answer"
+    assert last_lines(said.out)[0] == "the daemon listens, and does not answer  [daemon_hangs]"
 
 
 def test_a_hive_up_that_runs_without_its_daemon_is_told_with_its_pid(no_daemon: Hive, state: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_restore_that_was_cut_short_is_named_first(no_daemon: Hive, state: Pat
     assert "Agents: unknown: a restore of it was cut short\n" in said.out
     lines = last_lines(said.out)
     assert lines[lines.index(f"    hive restore --finish --state-dir {state}") + 1 :] == [
-        "this Hive does not run",
+        "this Hive does not run  [not_running]",
         f"    hive up --state-dir {state}",
     ]
 
@@ -183,7 +183,7 @@ def test_where_there_is_no_hive_at_all_it_says_how_one_begins(
     monkeypatch.setattr(offline_status, "find", lambda **_: Subject(kind=TargetKind.NONE))
     said = no_daemon("status")
     assert said.code == 5
-    assert last_lines(said.out) == ["no Hive runs here, and none is installed", "    hive up --demo"]
+    assert last_lines(said.out) == ["no Hive runs here, and none is installed  [no_hive]", "    hive up --demo"]
 
 
 @pytest.mark.parametrize("words", ["['--socket', path], ''", "[], path"], ids=["--socket", "HIVE_SOCKET"])

@@ -78,7 +78,10 @@ def test_a_cluster_is_shown_with_its_replicas_nodes_and_age_in_80_columns(hive: 
     assert (cluster["label"], cluster["nodes"][1]) == ("Ray Serve", {"name": "10.245.0.2", "up": False, "replicas": 0})
     status = hive("status").out
     assert "  Cluster: Ray Serve, 1 of 2 replicas run, 4 at once each\n" in status
-    assert "1 of 2 replicas of Ray Serve at /r/demo.sock run, down: 10.245.0.2: requests\nwait longer\n" in status
+    told = (
+        "1 of 2 replicas of Ray Serve at /r/demo.sock run, down: 10.245.0.2: requests\nwait longer  [cluster_short]\n"
+    )
+    assert told in status
 
 
 def test_a_plain_box_says_nothing_of_clusters(hive: Hive) -> None:
@@ -116,7 +119,7 @@ def test_no_daemon_is_exit_5_with_the_socket_and_the_next_command(no_daemon: Hiv
     assert said.code == 5
     assert said.out == ""
     assert said.err.splitlines() == [
-        f"hive: no Hive answers at {no_daemon.socket}",
+        f"hive: no Hive answers at {no_daemon.socket}  [dependency_down]",
         "hint: start one with `hive up`, or name its socket with --socket",
     ]
 

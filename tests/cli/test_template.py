@@ -94,7 +94,7 @@ def test_without_a_template_the_list_says_where_they_are_described(hive: Hive) -
     assert (said.code, said.err.splitlines()) == (
         3,
         [
-            "hive: there is no template lg",
+            "hive: there is no template lg  [not_found]",
             "hint: none is described: [template NAME] in hive.conf, or a file of /etc/hive/templates.d",
         ],
     )

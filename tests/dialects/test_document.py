@@ -72,9 +72,8 @@ def _grouped(title: str, fate: FieldFate, rows: dict[str, FieldRow]) -> list[str
     for name, row in rows.items():
         if row.fate is fate:
             by_reason.setdefault(row.why, []).append(f"`{name}`")
-    return (
-        [f"\n{title}:\n", *(f"- {why}: {', '.join(names)}\n" for why, names in by_reason.items())] if by_reason else []
-    )
+    lines = [f"- {why}: {', '.join(names)}\n" for why, names in by_reason.items()]
+    return [f"\n{title}:\n\n", *lines] if lines else []
 
 
 def test_the_document_is_what_the_tables_say() -> None:

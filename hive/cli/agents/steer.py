@@ -14,7 +14,7 @@ import typer
 from hive.cli.call import AgentNames, Answer, CommandCall, chosen_agents
 from hive.cli.text import AT_REST, number, state_of
 from hive.client.client import error_of, path_of
-from hive.errors import HiveError
+from hive.errors import HiveError, with_code
 
 ACT_S = 160.0
 """Longest wait for an answer to start, stop … `stop_grace_s` is in it."""
@@ -208,15 +208,15 @@ def _fail(call: CommandCall, failed: Sequence[tuple[str, HiveError]]) -> None:
     """Says all but the first, each message once and of whom it is, and raises that."""
     if not failed:
         return
-    whose: dict[str, list[str]] = {}
+    whose: dict[tuple[str, str], list[str]] = {}
     for name, error in failed:
-        whose.setdefault(error.message, []).append(name)
-    first, *rest = (message_of(names, message) for message, names in whose.items())
-    for told in rest:
-        call.say(f"hive: {told}")
+        whose.setdefault((error.message, error.code), []).append(name)
+    first, *rest = ((message_of(names, message), code) for (message, code), names in whose.items())
+    for message, code in rest:
+        call.say(f"hive: {with_code(message, code)}")
     error = failed[0][1]
     if not call.as_json:
-        error.message = first
+        error.message = first[0]
     raise error
 
 

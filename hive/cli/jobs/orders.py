@@ -13,7 +13,7 @@ from hive.cli.jobs.output import OutputWriter, events_of, signal_line, tokens_li
 from hive.cli.jobs.run import check_ended, goes_on, tell_signals
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, harmless, number, one_line, span
-from hive.errors import UsageError
+from hive.errors import UsageError, with_code
 
 CANCEL_S = 60.0
 
@@ -167,13 +167,13 @@ def _status_of(job: Answer) -> str:
 
 
 def _why(job: Answer) -> str:
-    """The reason of its end, as a sentence; of one that runs, its progress.
+    """The reason of its end, as a sentence and its code; of one that runs, its progress.
 
     >>> _why({"error": None, "progress": "turn 1", "result": {"status": "completed", "detail": ""}, "task": {}})
     ''
     """
     if job["error"]:
-        return str(job["error"]["message"])
+        return with_code(str(job["error"]["message"]), str(job["error"]["code"]))
     is_ended_task = job["task"] is not None and job["result"] is not None
     return str(job["result"].get("detail", "") if is_ended_task else job["progress"])
 
