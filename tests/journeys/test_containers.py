@@ -53,6 +53,11 @@ with socket.socket(socket.AF_UNIX) as sock:
     except PermissionError as error:
         print(error)
 """
+SCRAPE = """
+import sys, urllib.request
+asked = urllib.request.Request("http://127.0.0.1:3000/metrics", headers={"Authorization": f"Bearer {sys.argv[1]}"})
+print(urllib.request.urlopen(asked).read().decode())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +105,15 @@ def test_an_agent_elsewhere_asks_by_its_token_and_is_metered(hive: Site, token: 
     answer = hive.visit(CHAT, token)
     assert "[hive-demo]" in answer["text"]
     counted(hive, before + 1)
+
+
+def test_who_shares_the_daemons_network_scrapes_the_proxys_metrics_too(hive: Site) -> None:
+    """The proxy's own socket is in a container that nobody else gets into."""
+    token = hive.hive("token", "create", "prometheus", "--role", "scraper")["token"]
+    text = hive.compose("exec", "-T", "daemon", "python3", "-c", SCRAPE, token)
+    assert {'hive_up{part="proxy"} 1.0', 'hive_up{part="helper"} 1.0', "hive_proxy_daemon_up 1.0"} <= {
+        *text.splitlines()
+    }
 
 
 def test_callers_on_this_host_find_the_published_port(hive: Site, token: str) -> None:
