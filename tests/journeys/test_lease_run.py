@@ -303,6 +303,8 @@ def test_a_wait_goes_on_over_a_daemon_that_is_killed(hive: Stack) -> None:
         one(hive, "running")
         with running(hive, "echo", "mine") as second:
             waiting = one(hive, "waiting")
+            assert second.stderr is not None
+            assert waiting["id"] in second.stderr.readline()  # it has the answer to its order
             hive.restart("daemon")
             assert one(hive, "waiting")["id"] == waiting["id"]
             first.kill()
