@@ -545,7 +545,8 @@ def as_said(error: HiveError) -> str:
     'hive: /c:1: no  [config]\\n/c:2: no'
     """
     said = f"hive: {with_code(error.message, error.code)}"
-    return f"{said}\nhint: {error.hint}" if error.hint else said
+    hint = "root may do this" if error.hint == AS_ROOT else error.hint
+    return f"{said}\nhint: {hint}" if hint else said
 
 
 def with_code(message: str, code: str) -> str:

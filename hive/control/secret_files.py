@@ -9,8 +9,9 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hive.errors import ConfigError, NotPermitted, StoreFull
+from hive.errors import ConfigError, HiveError, NotPermitted
 from hive.host.credentials import credential
+from hive.host.files import translated
 
 BOX_KEY_BYTES = 32
 INTERNAL_TOKEN = "HIVE_INTERNAL_TOKEN"
@@ -21,7 +22,7 @@ TOKEN_MIN = 16
 def box_key(path: Path, env: Mapping[str, str]) -> bytes:
     """32 random bytes, from which every agent's tokens are derived: the credential, else the file at `path`.
 
-    Raises ConfigError, NotPermitted, StoreFull.
+    Raises ConfigError, NotPermitted, StoreFull, WrongState, HiveError.
     """
     key = credential("box-key", env)
     if key is None:
@@ -37,7 +38,7 @@ def box_key(path: Path, env: Mapping[str, str]) -> bytes:
 def internal_token(path: Path, env: Mapping[str, str]) -> str:
     """The operator's token at the proxy: the credential, else `HIVE_INTERNAL_TOKEN`, else the one in the file.
 
-    Raises ConfigError, NotPermitted, StoreFull.
+    Raises ConfigError, NotPermitted, StoreFull, WrongState, HiveError.
     """
     given = credential("internal-token", env)
     if given is None:
@@ -74,17 +75,16 @@ def _new_token() -> bytes:
 def _kept(path: Path, make: Callable[[], bytes]) -> bytes:
     """The content of the file; where there is none it is made first, whole or not at all."""
     try:
-        try:
-            return _read(path)
-        except FileNotFoundError:
-            _create(path, make())
-            return _read(path)
-    except PermissionError as error:
-        raise NotPermitted(f"cannot use {path}: {error.strerror}") from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
+        with translated(path, act="use"):
+            try:
+                return _read(path)
+            except FileNotFoundError:
+                _create(path, make())
+                return _read(path)
+    except HiveError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ELOOP:
             raise NotPermitted(f"{path} is a link; a secret is a file of its own", hint="remove it") from error
-        raise StoreFull(f"cannot use {path}: {error.strerror}") from error
+        raise
 
 
 def _read(path: Path) -> bytes:

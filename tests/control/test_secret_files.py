@@ -79,3 +79,8 @@ def test_not_permitted_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hive.control.secret_files.os.open", denied)
     with pytest.raises(NotPermitted, match=r"cannot use .*box\.key: Permission denied"):
         box_key(tmp_path / "box.key", {})
+
+
+def test_a_directory_that_is_not_there_is_no_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(WrongState, match=r"cannot use .*box\.key: No such file or directory"):
+        box_key(tmp_path / "nowhere/box.key", {})
