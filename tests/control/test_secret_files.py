@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hive.control.secret_files import box_key, internal_token
-from hive.errors import ConfigError, HiveError, NotPermitted
+from hive.errors import ConfigError, HiveError, NotPermitted, WrongState
 
 
 def test_a_missing_key_is_made_private_and_kept(tmp_path: Path) -> None:
