@@ -26,6 +26,7 @@ END_S = 40.0
 LEAVING_S = 40.0
 """Longest time for the processes of a killed Hive to leave."""
 LOOK_S = 0.05
+SEEN_S = 1.0
 LAST_BYTES = 4000
 KINDS = (ConfigError, NotPermitted, DependencyDown, TimedOut)
 """Errors of a `hive up` that the tour passes on as they are, by their exit codes."""
@@ -99,6 +100,13 @@ class OwnHive:
         """Raises HiveError where it has ended although nobody has told it to."""
         if self._up is not None and self._up.poll() is not None:
             raise failure(exit_code(self._up.returncode), self.last_words())
+
+    async def check_soon(self) -> None:
+        """The same for a moment: its daemon is gone before the end of `hive up` itself is seen."""
+        until = time.monotonic() + SEEN_S
+        while time.monotonic() < until:
+            self.check()
+            await asyncio.sleep(LOOK_S)
 
     async def end(self, hurry: asyncio.Event) -> None:
         """Ends all of it in order, agents first; faster once `hurry` is set. Raises HiveError where something stays."""

@@ -176,7 +176,7 @@ class _Guide:
                 hint="the machine is too slow or too busy for the whole tour: hive demo --step N takes one of them",
             ) from None
         except HiveError:
-            self._hive.check()
+            await self._hive.check_soon()
             raise
         took_s = time.monotonic() - begun
         self._left_s = max(1.0, self._left_s - took_s)
