@@ -29,6 +29,12 @@ die() {
     exit "${2:-1}"
 }
 
+# Its own words are printed before.
+die_of_pip() {
+    die "pip could not reach a package index, or failed; its words are above
+    check the network, the proxy (HTTPS_PROXY), certificates and 'pip config list', then type the same command again" 5
+}
+
 # Runs a command, showing what it printed only where it failed.
 quietly() {
     local noise
@@ -133,7 +139,7 @@ install_hive() {
         cd -- "$root"
         quietly "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-warn-script-location \
             -c constraints.txt -e ".$extras"
-    ) || die "pip install failed" 5
+    ) || die_of_pip
     printf '%s\n' "$stamp" >"$venv/installed-run"
     [ "$1" = run ] || printf '%s\n' "$stamp" >"$venv/installed-test"
     rm -f -- "$venv/unfinished"
@@ -200,7 +206,7 @@ fill_version() {
     quietly "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-warn-script-location \
         -c "$copy/constraints.txt" "$copy$extras" || code=$?
     rm -rf -- "$copy"
-    [ "$code" -eq 0 ] || die "pip install failed" 5
+    [ "$code" -eq 0 ] || die_of_pip
     # In an image the scripts name the place they will have there.
     if [ -n "$prefix" ]; then
         grep -lIrZ -F "$prefix/opt/" "$1/bin" "$1/pyvenv.cfg" | xargs -0r sed -i "s|$prefix/opt/|/opt/|g"

@@ -36,6 +36,16 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
+def near_name(text: str) -> str:
+    """A name for an agent or a tenant that is like `text`; empty where nothing of it may be in one.
+
+    >>> near_name("My Agent_2"), near_name("2-Alice"), near_name("../etc/"), near_name("42")
+    ('my-agent-2', 'alice', 'etc', '')
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower())
+    return re.sub(r"^[^a-z]+", "", plain)[:40].strip("-")
+
+
 class AgentStatus(StrEnum):
     """The state of an agent; `pausing` and `resuming` are undone towards `running` after a crash."""
 

@@ -24,6 +24,7 @@ from hive.domain import (
     RuntimeKind,
     SleepDepth,
     is_name,
+    near_name,
 )
 from hive.errors import BadRequest, did_you_mean
 from hive.link.script_form import PLAIN as PLAIN
@@ -316,7 +317,10 @@ def changed_fields(old: AgentSpec, new: AgentSpec) -> list[str]:
 
 def _check_name(field: str, name: str) -> None:
     if not is_name(name):
-        raise BadRequest(f"{field}: {name[:60]!r} is no name; a letter a-z, then up to 39 of a-z, 0-9 and -")
+        raise BadRequest(
+            f"{field}: {name[:60]!r} is no name; a letter a-z, then up to 39 of a-z, 0-9 and -",
+            hint=f"`{near_name(name) or 'alice-2'}` would do",
+        )
 
 
 def _check_command(command: list[str], find: FindProgram) -> list[str]:

@@ -23,6 +23,7 @@ from hive.errors import (
     BadRequest,
     DependencyDown,
     HiveError,
+    ModelNotFound,
     NotFound,
     NotPermitted,
     Saturated,
@@ -215,7 +216,7 @@ class Chat:
             client.post("/api/models/refresh", timeout_s=CONNECT_S)
         found = client.get("/api/models/route", model=self._model)
         if not found["model"] and client.get("/api/models")["models"]:
-            raise NotFound(found["why"], hint=self._nearest() or found["hint"])
+            raise ModelNotFound(found["why"], hint=self._nearest() or found["hint"])
 
     def _nearest(self) -> str:
         with contextlib.suppress(HiveError):

@@ -55,6 +55,7 @@ def show(
 def check(
     call: CommandCall,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Instead of /etc/hive/hive.conf.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The same, as elsewhere.")] = None,
 ) -> None:
     """Checks a file without starting anything, and the environment with it.
 
@@ -64,10 +65,15 @@ def check(
     Examples:
       hive config check
       hive config check ./hive.conf
+      hive config check --config ./hive.conf
     """
     from hive.settings.file import DEFAULT_FILE, load
 
-    loaded = load(file, env=os.environ)
+    if file is not None and config is not None and file != config:
+        from hive.errors import UsageError
+
+        raise UsageError(f"two files are named, {file} and {config}", hint="one is checked at a time")
+    loaded = load(file or config, env=os.environ)
     if loaded.file == DEFAULT_FILE and os.geteuid() == 0:
         from hive.errors import ConfigError
         from hive.files.config_readers import unreadable

@@ -13,7 +13,7 @@ from hive.cli.call import Answer, CommandCall, model_names
 from hive.cli.following import followed
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span
-from hive.errors import NotFound, UsageError
+from hive.errors import ModelNotFound, NotFound, UsageError
 
 TIERS = ("low", "medium", "high")
 ASK_S = 60.0
@@ -157,7 +157,7 @@ def route(
     if not answer["model"]:
         for step in answer["steps"][:-1]:
             call.say(one_line(step))
-        raise NotFound(answer["why"], hint=answer["hint"])
+        raise ModelNotFound(answer["why"], hint=answer["hint"])
     call.show("model.route", answer, lambda: _steps(answer))
 
 

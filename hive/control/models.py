@@ -26,7 +26,17 @@ from hive.control.effects import DaemonEffects
 from hive.control.pull_order import PullOrder
 from hive.control.swap_at_server import leaves_at, swap_at
 from hive.domain import ALIVE, Caller, CallerKind, DeploymentState, JobState, ModelInfo, Tier
-from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, ModelBusy, NotFound, NotSupported, WrongState
+from hive.errors import (
+    BadRequest,
+    Cancelled,
+    DependencyDown,
+    HiveError,
+    ModelBusy,
+    ModelNotFound,
+    NotFound,
+    NotSupported,
+    WrongState,
+)
 from hive.models.adapter_names import is_engine_name
 from hive.models.catalog import Catalog
 from hive.models.routing import Explained, models_of, preferences_of
@@ -354,7 +364,7 @@ class Models:
                 f"{name[:80]!r} does not lie in {root}, and only what does is Hive's to remove",
                 hint="whoever put it where the inference server has it from removes it there",
             )
-        return NotFound(f"there is no model {name[:80]!r}", hint=f"hive model list; files are in {root}")
+        return ModelNotFound(f"there is no model {name[:80]!r}", hint=f"hive model list; files are in {root}")
 
     async def _check_unused(self, name: str, file: Path | None) -> None:
         """Raises WrongState where it is in memory, or a living agent or hive.conf names it."""

@@ -178,7 +178,7 @@ class AgentRegistry:
     async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
         """A new agent, `created`. Raises WrongState where its name is taken."""
         if self._roster.named(spec.name) is not None:
-            raise WrongState(f"there is an agent named {spec.name} already", hint="hive agent apply changes it")
+            raise agents_store.name_taken(spec.name)
         agent_id = self._new_id()
         seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
         now = time.time()

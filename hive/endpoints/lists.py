@@ -15,7 +15,7 @@ from hive.dialects.translators import counted
 from hive.domain import Caller, Dialect, ModelInfo
 from hive.endpoints.endpoints import MODEL_PREFIX, Endpoint
 from hive.endpoints.pages import cut, page_of
-from hive.errors import BackendDown, NotFound
+from hive.errors import BackendDown, ModelNotFound
 from hive.models.names import spelled
 from hive.policy import Act, may
 
@@ -72,7 +72,7 @@ class _List(msgspec.Struct):
 
 def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
     """The JSON of the list, or the page of it that the query asks for, or of the one model the target names, as far as
-    `caller` may see it. Raises NotFound, BadRequest.
+    `caller` may see it. Raises ModelNotFound, BadRequest.
 
     An id with reserved characters is compared plain, and as openai-python 3.51 writes it (`meta%2Fllama-3%20x`).
 
@@ -93,7 +93,7 @@ def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
 
 
 def _named_in(models: list[ModelInfo], wanted: bytes) -> ModelInfo:
-    """The model that the end of a target names, under the name it is asked by. Raises NotFound.
+    """The model that the end of a target names, under the name it is asked by. Raises ModelNotFound.
 
     >>> _named_in([ModelInfo(name="tiny:latest"), ModelInfo(name="tiny:1b")], b"TINY").name
     'TINY'
@@ -102,13 +102,14 @@ def _named_in(models: list[ModelInfo], wanted: bytes) -> ModelInfo:
     for name in (plain, unquote(plain)):
         try:
             return msgspec.structs.replace(found(models, name), name=name)
-        except NotFound:
+        except ModelNotFound:
             continue
-    raise NotFound("no such model; GET /v1/models lists what there is")
+    raise ModelNotFound("no such model", hint="GET /v1/models lists what there is")
 
 
 def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> OwnAnswer:
-    """Hive's own answer to a request of `endpoint`; `named`: the model its body names. Raises NotFound, BadRequest."""
+    """Hive's own answer to a request of `endpoint`; `named`: the model its body names. Raises ModelNotFound,
+    BadRequest."""
     if endpoint.dialect is not Dialect.OLLAMA:
         return OwnAnswer(answer(target, models, caller))
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
@@ -132,7 +133,8 @@ def estimated(told: bytes, body: list[bytes]) -> OwnAnswer:
 
 
 def found(models: list[ModelInfo], name: str) -> ModelInfo:
-    """The model of that name; neither case nor `:latest` tells two models apart where one is meant. Raises NotFound.
+    """The model of that name; neither case nor `:latest` tells two models apart where one is meant. Raises
+    ModelNotFound.
 
     >>> found([ModelInfo(name="tiny"), ModelInfo(name="tiny:1b")], "Tiny:latest").name
     'tiny'
@@ -146,13 +148,13 @@ def found(models: list[ModelInfo], name: str) -> ModelInfo:
     return alike[0]
 
 
-def no_such_model(name: str) -> NotFound:
+def no_such_model(name: str) -> ModelNotFound:
     """The error for a model that no backend offers under that name.
 
     >>> no_such_model("gpt-9").message
     "model 'gpt-9' not found"
     """
-    return NotFound(f"model '{name[:80]}' not found", hint="GET /v1/models and GET /api/tags list what there is")
+    return ModelNotFound(f"model '{name[:80]}' not found", hint="GET /v1/models and GET /api/tags list what there is")
 
 
 def _row(model: ModelInfo) -> _Row:

@@ -142,9 +142,10 @@ CALLS: dict[str, CodeText] = {
             "a job that says more than `[jobs] output_max_mb`; an SQL query that needs much memory",
         ),
         (
-            "send less, or in parts: the message says how much is taken",
-            "take more: `hive config show --origin` shows the limit and where it is set, `hive config set"
-            " proxy.body_max_bytes 33554432` changes it",
+            "send less, or in parts: the message says how much is taken, and which setting says so",
+            "take more at once, also under `hive up`: `hive config runtime proxy.body_max_bytes=67108864`",
+            "or in hive.conf: `hive config set proxy.body_max_bytes 67108864`; `hive config show --origin` shows the"
+            " limit and where it is set",
         ),
         "no, not with the same",
     ),

@@ -7,9 +7,15 @@ from hive.explain.code_text import CodeText
 MODELS: dict[str, CodeText] = {
     "model_not_found": CodeText(
         "There is no model of that name here, or none that may be loaded under it.",
-        ("a slip in the name, or a variant that is not here", "its description or its files were taken away"),
         (
-            "see what there is: `hive model list`, `hive pool`",
+            "a slip in the name, or a variant that is not here",
+            "a name of its vendor's that is written into the program",
+            "its description or its files were taken away",
+        ),
+        (
+            "see what there is: `hive model list`, `hive pool`; the message names what is near",
+            "let an agent ask for what `HIVE_MODEL` of its environment names: `hive agent create NAME --model MODEL`"
+            " sets it",
             "bring it: `hive model pull NAME`; then `hive model refresh`",
         ),
         "no, not before it is there",

@@ -104,10 +104,19 @@ def _noted(file: Path, act: str, setting: str, *, dry_run: bool) -> AbstractCont
     return noted(database, act, target=setting, file=str(file))
 
 
+def _elsewhere(name: Name) -> str:
+    """What to do where the file has no place: no Hive is installed, and `hive up` reads none or another."""
+    row = row_of(name)
+    hint = "name another file with --config"
+    if row is None or not row.at_runtime:
+        return hint
+    return f"{hint}, or change it in the Hive that runs: hive config runtime {name}=VALUE"
+
+
 def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool) -> Change:
     real = Path(os.path.realpath(file))  # a link stays one
     if not real.parent.is_dir():
-        raise NotFound(f"there is no directory {real.parent}", hint="name another file with --config")
+        raise NotFound(f"there is no directory {real.parent}", hint=_elsewhere(name))
     with _alone(real.parent, dry_run=dry_run):
         before, mode, owner = _read(real)
         after = edit(before)

@@ -42,6 +42,8 @@ from hive.install.steps_system import (
 )
 
 NO_PAGES = "scdoc is not installed: there are no man pages (apt-get install scdoc, then run the installer again)"
+NO_PAGES_YET = "scdoc is not installed now; where it is by then, as after ./install.sh, the man pages are written, too"
+"""The same before anything is done: install.sh installs scdoc first, and a dry run of it has just said so."""
 
 
 class StepDone(NamedTuple):
@@ -138,7 +140,15 @@ def plan(box: Box) -> list[StepDone]:
     """The acts of `install`, if it ran now. Raises WrongState where something of somebody else's is in the way."""
     steps = steps_of(box)
     refuse_strangers(steps)
-    return [StepDone(step.name, step.plan(), step.notices()) for step in steps]
+    return [StepDone(step.name, step.plan(), _beforehand(step.notices())) for step in steps]
+
+
+def _beforehand(notices: list[str]) -> list[str]:
+    """
+    >>> _beforehand(["x", NO_PAGES]) == ["x", NO_PAGES_YET]
+    True
+    """
+    return [NO_PAGES_YET if line == NO_PAGES else line for line in notices]
 
 
 def install(box: Box, *, steps: Sequence[InstallStep] | None = None) -> list[StepDone]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from hive.domain import ModelInfo, Tier
-from hive.errors import NotFound, did_you_mean
+from hive.errors import ModelNotFound, did_you_mean
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Preferences, explain, explain_for, models_of, offers_of
 from hive.models.whereabouts import NOWHERE, Whereabouts
@@ -93,7 +93,7 @@ class Catalog:
         return self._offer(name).ref.base
 
     def find(self, asked: str) -> ModelInfo:
-        """The model that is there under this name, or for this alias. Raises NotFound with the nearest name."""
+        """The model that is there under this name, or for this alias. Raises ModelNotFound with the nearest name."""
         key = spelled(asked)
         same = [model for model in self.models if spelled(model.name) == key]
         same.sort(key=lambda model: model.name != asked)
@@ -104,7 +104,7 @@ class Catalog:
             return same[0]
         names = [*(model.name for model in self.models), *self._prefs.aliases]
         hint = did_you_mean(asked[:80], names) or "hive model list shows what there is"
-        raise NotFound(f"there is no model {asked[:80]!r}", hint=hint)
+        raise ModelNotFound(f"there is no model {asked[:80]!r}", hint=hint)
 
     def _offer(self, name: str) -> Offer:
         return next(offer for offer in self._offers if offer.name == name)

@@ -24,7 +24,7 @@ from functools import lru_cache
 import msgspec
 
 from hive.domain import ModelInfo, Tier
-from hive.errors import ConfigError, NotFound
+from hive.errors import ConfigError, ModelNotFound
 from hive.models.names import ModelRef, Quantization, leaves_out_only_size_and_purpose, parse, quantization_of, spelled
 from hive.models.whereabouts import HINT, NOWHERE, Whereabouts, is_of_the_cloud, named, would_leave
 from hive.settings.table import InferenceSection
@@ -273,7 +273,7 @@ def _model_of(ref: ModelRef) -> tuple[str, str, str]:
 def route(
     asked: str, tier: Tier, offers: Sequence[Offer], prefs: Preferences, permitted: Permitted = lambda _: True
 ) -> Routed:
-    """The model that a request for `asked` of an agent of `tier` is given; the module says how. Raises NotFound.
+    """The model that a request for `asked` of an agent of `tier` is given; the module says how. Raises ModelNotFound.
 
     `permitted`: what is not permitted is as if it were not there, but for the question which model a name means. The
     order of `offers` does not matter. With 50 of them 10 to 70 µs, a refusal up to 300 µs.
@@ -288,7 +288,7 @@ def route(
     'it is there under this name'
     >>> route("llama3", Tier.LOW, there, preferences())
     Traceback (most recent call last):
-    hive.errors.NotFound: model 'llama3' not found
+    hive.errors.ModelNotFound: model 'llama3' not found
     """
     return _Routing(tier, offers, prefs, permitted).route(asked)
 
@@ -305,7 +305,7 @@ def explain(
     routing = _Routing(tier, offers, prefs, permitted)
     try:
         routed = routing.route(asked)
-    except NotFound as error:
+    except ModelNotFound as error:
         return Explained("", error.message, (*routing.steps, f"takes none: {error.message}"), error.hint)
     return Explained(routed.model, routed.why, routed.steps, rung=routed.rung)
 
@@ -369,12 +369,12 @@ class _Routing:
                 return msgspec.structs.replace(routed, rung=rung) if rung else routed
             if targets is not None:
                 self.steps.append(f"{target} is not there")
-        raise NotFound(f"model '{asked[:SHOWN]}' not found", hint=self._what_there_is(asked))
+        raise ModelNotFound(f"model '{asked[:SHOWN]}' not found", hint=self._what_there_is(asked))
 
     def _the_only_one(self) -> Routed:
         there = [one for one in self._offers if self._permitted(one.name)]
         if len(there) != 1:
-            raise NotFound("the request names no model", hint=self._what_there_is(""))
+            raise ModelNotFound("the request names no model", hint=self._what_there_is(""))
         return self._take(there[0], "there is no other one")
 
     def _as_named(self, target: str) -> Routed | None:
@@ -414,7 +414,7 @@ class _Routing:
         return self._take(*found)
 
     def _meant(self, target: str, asked: ModelRef, list_: Sequence[WantedVariant]) -> list[Offer]:
-        """All variants of the one model that a name means; empty where it is not there. Raises NotFound for two.
+        """All variants of the one model that a name means; empty where it is not there. Raises ModelNotFound for two.
 
         Another publisher's is among them where the tier's list names it.
         """
@@ -429,7 +429,9 @@ class _Routing:
             seen = [one for one in found if self._permitted(one.name)]
             if not seen:
                 return []
-            raise NotFound(f'"{target[:SHOWN]}" may be more than one model here', hint=f"name one: {_listed(seen)}")
+            raise ModelNotFound(
+                f'"{target[:SHOWN]}" may be more than one model here', hint=f"name one: {_listed(seen)}"
+            )
         if found:
             keys = {wanted.key for wanted in list_ if wanted.quantization is None}
             found += [one for one in self._offers if one.key in keys and _is_anothers(one, found[0])]
@@ -477,8 +479,8 @@ class _Routing:
         self.steps.append(f"takes {found.name}: {why}")
         return Routed(found.name, why, tuple(self.steps))
 
-    def _too_large(self, target: str, same: Sequence[Offer]) -> NotFound:
-        return NotFound(
+    def _too_large(self, target: str, same: Sequence[Offer]) -> ModelNotFound:
+        return ModelNotFound(
             f'every variant of "{target[:SHOWN]}" that is there is larger than tier {self._tier} may have',
             hint=f"there is {_listed(same)}; [inference] tier_allow_larger = true lets a larger one be taken",
         )

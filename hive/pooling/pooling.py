@@ -18,7 +18,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.audit.audit_log import AuditLog
 from hive.backends.entries import ModelEntry
 from hive.domain import BackendInfo, Band, ModelInfo
-from hive.errors import HiveError, LinkLost, NotFound, WrongState, did_you_mean
+from hive.errors import HiveError, LinkLost, ModelNotFound, NotFound, WrongState, did_you_mean
 from hive.link.leases import LeaseHolder
 from hive.link.pool import SlotDemands, SlotFlows, SlotRow
 from hive.link.proxy_link import ProxyGates
@@ -207,7 +207,7 @@ class ModelPool:
         hint = did_you_mean(model, names) or (
             "hive pool lists them" if names else "describe it in hive.conf: [model NAME]"
         )
-        raise NotFound(f"the pool has no model {model[:80]!r}", hint=hint)
+        raise ModelNotFound(f"the pool has no model {model[:80]!r}", hint=hint)
 
     @property
     def settings(self) -> Settings:

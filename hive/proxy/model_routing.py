@@ -9,7 +9,7 @@ import msgspec
 from hive.domain import Caller, ModelInfo, Tier
 from hive.endpoints.endpoints import Endpoint
 from hive.endpoints.lists import FILTERED, RUNNING, TAGS
-from hive.errors import NotFound, Refusal
+from hive.errors import ModelNotFound, Refusal
 from hive.models.names import spelled
 from hive.models.routing import (
     Explained,
@@ -72,7 +72,7 @@ class ModelRouting:
     # the model that is meant ------------------------------------------------------------------------------------------
 
     def served(self, asked: str, caller: Caller) -> str:
-        """The name of the server's model that is meant; `asked` itself if no list is known. Raises NotFound, and
+        """The name of the server's model that is meant; `asked` itself if no list is known. Raises ModelNotFound, and
         Refusal for a far model that no setting names for this caller.
 
         llama-server answers to any name, and clients would believe it.
@@ -81,7 +81,7 @@ class ModelRouting:
             return asked
         found = self._explained(asked, caller)
         if not found.model:
-            raise (Refusal if found.is_far else NotFound)(found.why, hint=found.hint)
+            raise (Refusal if found.is_far else ModelNotFound)(found.why, hint=found.hint)
         return found.model
 
     def targets_of(self, asked: str) -> tuple[str, ...]:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from hive.bodies.form import as_object, sent_form
 from hive.bodies.form_reader import FormReader, boundary_of
-from hive.errors import BadRequest, HiveError, TooLarge
+from hive.errors import BadRequest, HiveError
 from hive.proxy.refusals import no_disk_for_uploads, no_room_for_uploads
 from hive.queue.body_budget import BodyBudget, BodyShare, HeldBody, Upload
 from hive.settings.table import Proxy as ProxySettings
+from hive.wire.body_sizes import FORM_SETTING, too_large
 from hive.wire.file_sending import FileBody
 from hive.wire.http1 import Request
 from hive.wire.upstream import UpstreamWay
@@ -103,7 +104,7 @@ class FormUpload:
         if request.content_length == 0:
             raise BadRequest("the form is empty")
         if (request.content_length or 0) > (most := space.budget.one_body):
-            raise TooLarge(f"a form of {request.content_length} bytes exceeds {most} (upload_max_mb)")
+            raise too_large("form", most, FORM_SETTING, length=request.content_length)
         self._reader = FormReader(boundary_of(request.field(b"content-type") or b""), self._write)
         space.check_room(request.content_length or 0)
 
@@ -119,7 +120,7 @@ class FormUpload:
         """Takes what has come of the body. Raises BadRequest, TooLarge, Saturated."""
         request, most = self._request, self._space.budget.one_body
         if request.body_bytes > most:
-            raise TooLarge(f"the form exceeds {most} bytes (upload_max_mb)")
+            raise too_large("form", most, FORM_SETTING)
         pieces, request.body = request.body, []
         size = sum(map(len, pieces))
         is_last = request.body_bytes == request.content_length

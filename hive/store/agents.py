@@ -146,6 +146,17 @@ def allocate_uid(
     return uid
 
 
+def name_taken(name: str) -> WrongState:
+    """The conflict of a new agent with the one that has its name.
+
+    >>> name_taken("summ").message
+    'there is an agent named summ already'
+    """
+    change = f"hive agent export {name} > {name}.toml, change it, hive agent apply {name}.toml"
+    hint = f"hive agent remove {name}, then again; or {change}"
+    return WrongState(f"there is an agent named {name} already", hint=hint)
+
+
 def _taken(conn: sqlite3.Connection, agent: Agent) -> WrongState:
     """The conflict with another agent: its cid, taken by an agent of another name, else its name."""
     found = conn.execute(
@@ -153,7 +164,7 @@ def _taken(conn: sqlite3.Connection, agent: Agent) -> WrongState:
         (agent.spec.cid, agent.id, agent.name),
     ).fetchone()
     if found is None:
-        return WrongState(f"there is an agent named {agent.name} already")
+        return name_taken(agent.name)
     return WrongState(
         f"cid {agent.spec.cid} is that of {found['name']} already", hint="each machine has one of its own"
     )

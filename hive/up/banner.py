@@ -74,7 +74,7 @@ def headline(health: Mapping[str, object]) -> str:
 
 
 def farewell(did: Mapping[str, object], *, command: str, which: str) -> str:
-    """The closing sentence of `hive up`. `did`: `supervisor.summary`. `which`: the flags that name this state.
+    """The closing sentence of `hive up`. `did`: `supervisor.summary`. `which`: the flags that it was started with.
 
     >>> did = {"agents": 3, "requests": 12, "tokens_in": 300, "tokens_out": 45, "wakes": 7}
     >>> farewell(did, command="hive", which="")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Sequence
 
@@ -49,6 +48,7 @@ class Supervisor:
         stop_grace_s: float,
         drain_s: float,
         default_state: bool,
+        again: str,
     ) -> None:
         self._plan = plan
         self._asked = ports.asked
@@ -58,6 +58,7 @@ class Supervisor:
         self._stop_grace_s = stop_grace_s
         self._drain_s = drain_s
         self._default_state = default_state
+        self._again = again
         self._children: dict[str, Child] = {}
         self._may_move = True
         self._ends_models = False
@@ -160,7 +161,7 @@ class Supervisor:
         if json:
             self._screen.result(await self._summary())
         else:
-            await self._take_leave(demo=demo)
+            await self._take_leave()
         if showing is not None:
             showing.cancel()
             await asyncio.wait((showing,))
@@ -176,13 +177,11 @@ class Supervisor:
                 self._screen.show(views, now=time.monotonic(), head=head)
             await asyncio.sleep(max(TABLE_EVERY_S, TABLE_SHARE * (time.monotonic() - began)))
 
-    async def _take_leave(self, *, demo: bool) -> None:
+    async def _take_leave(self) -> None:
         """Writes the closing sentence while there is a daemon to ask."""
         with contextlib.suppress(HiveError):  # a daemon that is gone has nothing to tell
             did = summary(await self._daemon.get("/api/stats"), self._before, {}, demo_errors=0)
-            which = " --demo" if demo else ""
-            which += "" if self._default_state else f" --state-dir {shlex.quote(str(self._plan.paths.state))}"
-            self._farewell = banner.farewell(did, command=banner.command_here(), which=which)
+            self._farewell = banner.farewell(did, command=banner.command_here(), which=self._again)
 
     async def _summary(self) -> dict[str, object]:
         """The figures of this Hive's run, once no turn is on its way and the sums stand still."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+import shlex
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,8 +129,31 @@ async def _run(options: UpOptions, loaded: Loaded, plan: UpPlan, lock_fd: int, s
         stop_grace_s=loaded.settings.agents.stop_grace_s,
         drain_s=loaded.settings.proxy.drain_s,
         default_state=options.state_dir is None,
+        again=flags_again(options, plan.paths.state),
     )
     return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)
+
+
+def flags_again(options: UpOptions, state: Path) -> str:
+    """The flags with which `hive up` goes on where it ended, as a shell takes them; `state`: what its state directory
+    really is. A URL that may have a password in it is left out.
+
+    >>> flags_again(UpOptions(demo=True), Path("/s"))
+    ' --demo'
+    >>> flags_again(UpOptions(state_dir=Path("x y"), config=Path("/c.conf"), port=1, api_port=0), Path("/s/x y"))
+    " --state-dir '/s/x y' --config /c.conf --port 1 --api-port 0"
+    """
+    has_password = options.backend is not None and "@" in options.backend
+    said = {
+        "--backend": None if has_password else options.backend,
+        "--state-dir": None if options.state_dir is None else state,
+        "--config": None if options.config is None else options.config.absolute(),
+        "--port": options.port,
+        "--ingress-port": options.ingress_port,
+        "--api-port": options.api_port,
+    }
+    words = [f" {flag} {shlex.quote(str(value))}" for flag, value in said.items() if value is not None]
+    return "".join([" --demo" if options.demo else "", *words])
 
 
 def _has_pool(options: UpOptions, loaded: Loaded) -> bool:

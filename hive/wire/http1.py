@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import httptools
 
 from hive.errors import BadRequest, HeadTooLarge, TooLarge
+from hive.wire.body_sizes import BODY_SETTING, FORM_SETTING, too_large
 from hive.wire.chunks import BadChunks, ChunkDecoder
 from hive.wire.dates import Dated
 from hive.wire.heads import (
@@ -347,7 +348,7 @@ class RequestParser:
         if length > self.max_body or request.method in WITHOUT_BODY:
             self.asks_head = request.method == b"HEAD"
             if length > (most := self._most(request)):
-                raise TooLarge(f"a body of {length} bytes exceeds {most}")
+                raise self._too_large(most, length)
             if request.method in WITHOUT_BODY:
                 raise BadRequest(f"{request.method.decode()} takes no body")
 
@@ -355,6 +356,9 @@ class RequestParser:
         """Bytes of the longest body that this request may have."""
         path = request.target.partition(b"?")[0]
         return next((most for end, most in self.longer.items() if path.endswith(end)), self.max_body)
+
+    def _too_large(self, most: int, length: int | None = None) -> TooLarge:
+        return too_large("body", most, BODY_SETTING if most == self.max_body else FORM_SETTING, length=length)
 
     def _feed_chunks(self, request: Request, data: bytes) -> bytes:
         if not data:
@@ -367,7 +371,7 @@ class RequestParser:
             raise BadRequest(str(error)) from None
         whole = request.body_bytes + len(body)
         if whole > self.max_body and whole > (most := self._most(request)):
-            raise TooLarge(f"the body exceeds {most} bytes")
+            raise self._too_large(most)
         if body:
             self._add(request, body)
         if rest is None:

@@ -102,4 +102,4 @@ def test_without_a_terminal_and_an_editor_it_says_what_to_do(hive: Hive, monkeyp
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     said = hive("agent", "edit", "alice")
     assert said.code == 2
-    assert "hive agent apply FILE" in said.err
+    assert "hive agent export alice > alice.toml, change it, then hive agent apply alice.toml" in said.err

@@ -53,6 +53,9 @@ def test_secrets_are_masked(no_daemon: Hive, file: Path, monkeypatch: pytest.Mon
 
 def test_check_says_ok_or_every_mistake(no_daemon: Hive, file: Path) -> None:
     assert no_daemon("config", "check", str(file)).out == f"{file}: ok\n"
+    assert no_daemon("config", "check", "--config", str(file)).out == f"{file}: ok\n"
+    two = no_daemon("config", "check", str(file), "--config", f"{file}2")
+    assert (two.code, two.err.startswith(f"hive: two files are named, {file} and {file}2  [usage]")) == (2, True)
     file.write_text("[inference]\nprot = 1\nport = x\n")
     said = no_daemon("config", "check", str(file))
     assert said.code == 2

@@ -68,8 +68,12 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
     set_value(path, "proxy.port", "2", dry_run=False)
     assert path.read_text() == "[proxy]\nport = 2\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    with pytest.raises(NotFound, match="no directory"):
+    with pytest.raises(NotFound, match="no directory") as fixed:
         set_value(tmp_path / "none" / "hive.conf", "proxy.port", "2", dry_run=False)
+    assert fixed.value.hint == "name another file with --config"
+    with pytest.raises(NotFound, match="no directory") as changeable:
+        set_value(tmp_path / "none" / "hive.conf", "proxy.body_max_bytes", "2", dry_run=False)
+    assert changeable.value.hint.endswith("hive config runtime proxy.body_max_bytes=VALUE")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from hive.host import systemd
 from hive.host.cgroup import state_label
 from hive.install import conf_file, running
 from hive.install.install import (
+    NO_PAGES_YET,
     check_host,
     current_version,
     install,
@@ -164,6 +165,14 @@ def test_of_a_configuration_that_was_there_only_what_an_appliance_needs_is_told(
     assert notices == [
         "/etc/hive/hive.conf was there and stays; an installed Hive has [sandbox] policy = /etc/hive/sandbox.toml"
     ]
+
+
+def test_without_scdoc_a_plan_does_not_say_that_there_are_no_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """install.sh --dry-run told in one breath that it would install scdoc, and that there are no man pages."""
+    make_version(root, FIRST)
+    monkeypatch.setattr(share, "manual", lambda top: [])
+    (notices,) = (done.notices for done in plan(box_of(root, FIRST)) if done.step == "manual")
+    assert notices == [NO_PAGES_YET]
 
 
 def test_the_manual_is_the_same_every_day(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_where_nothing_is_installed_it_says_so_and_asks_nothing(words: list[str]
     assert tree(root_of_an_image) == before
 
 
+def test_a_pip_that_fails_says_what_to_do_next() -> None:
+    """It said "pip install failed", and nothing else of its own."""
+    script = SCRIPT.read_text()
+    functions = script[script.index("say() {") : script.index("# The first Python that is new enough")]
+    said = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"{functions}\ndie_of_pip"], capture_output=True, text=True
+    )
+    assert said.returncode == 5
+    assert said.stderr.startswith("install.sh: pip could not reach a package index, or failed")
+    assert "[dependency_down]" in said.stderr.splitlines()[0]
+    assert "then type the same command again" in said.stderr
+
+
 def test_the_script_tells_the_steps_that_hive_takes() -> None:
     """A dry run told one line where no Python could say more. It tells the list now that the run goes by."""
     script = SCRIPT.read_text()

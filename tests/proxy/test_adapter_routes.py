@@ -42,14 +42,14 @@ async def test_a_slot_with_an_adapter_is_reached_by_its_route_alone(tmp_path: Pa
         adapters = AdapterDrains(pool.proxy.path)
         pool.tell(pool.row("a"), own(pool, "b", OLD))
         client = await pool.client()
-        assert await content(client, "red") == (404, "not_found")
+        assert await content(client, "red") == (404, "model_not_found")
         assert list(await listed(client)) == ["a"]
         adapters.heard([route(OLD, "b-1")])
         assert await content(client, "red") == (200, "b")
         assert (await listed(client))["red"]["parent"] == "a"
         assert json.loads(pool.servers["b"].requests[0][1])["model"] == OLD
         assert pool.proxy.events[-1].model == "red"
-        assert await content(client, OLD) == (404, "not_found")
+        assert await content(client, OLD) == (404, "model_not_found")
 
 
 async def test_the_answer_tells_which_weights_it_is_of(tmp_path: Path) -> None:

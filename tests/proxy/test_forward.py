@@ -292,7 +292,9 @@ async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
 async def test_a_body_beyond_the_limit_is_413_also_when_chunked(tmp_path: Path) -> None:
     async with proxied(tmp_path, body_max_bytes=1000) as (proxy, backend):
         client = await Client.unix(proxy.socket_path)
-        assert (await client.ask(post(b"/v1/chat/completions", b"x" * 1001)))[0] == 413
+        status, _, told = await client.ask(post(b"/v1/chat/completions", b"x" * 1001))
+        said = "a body of 1001 bytes exceeds 1000 bytes ([proxy] body_max_bytes)"
+        assert (status, json.loads(told)["error"]["message"]) == (413, said)
         client.close()
         client = await Client.unix(proxy.socket_path)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -58,7 +58,9 @@ async def test_a_model_that_is_not_there_is_refused_before_anything_is_asked(tmp
         client = await Client.unix(proxy.socket_path)
         status, _, body = await client.ask(post(TARGET, CHAT))
         assert status == 404
-        assert "model 'm' not found; there is m:q4_0, m:q8_0, other" in json.loads(body)["error"]["message"]
+        told = json.loads(body)["error"]
+        assert "model 'm' not found; there is m:q4_0, m:q8_0, other" in told["message"]
+        assert told["code"] == "model_not_found"
         assert backend.requests == []
         assert (await client.ask(post(TARGET, CHAT.replace(b'"m"', b'"other:latest"'))))[0] == 200
 

@@ -135,7 +135,7 @@ async def test_the_model_decides_which_server_answers(tmp_path: Path) -> None:
             assert await content(client, model) == (200, model)
         assert [len(pool.servers[model].requests) for model in "abv"] == [2, 2, 1]
         assert [event.backend for event in pool.proxy.events] == ["llama", "llama", "vllm", "llama", "llama"]
-        assert await content(client, "x") == (404, "not_found")
+        assert await content(client, "x") == (404, "model_not_found")
         assert nothing_is_held(pool.proxy)
 
 
@@ -429,7 +429,7 @@ async def test_requests_of_a_slot_that_is_taken_out_are_decided_again(tmp_path: 
         await pool.waits("b")
         pool.tell(pool.row("a"))
         status, _, body = await client.answer()
-        assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
+        assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
         assert await content(client, "a") == (200, "a")
         assert nothing_is_held(pool.proxy)
 
@@ -451,7 +451,7 @@ async def test_a_request_for_a_slot_that_went_while_its_agent_slept_is_decided_a
         pool.tell(pool.row("a"))
         gate.open(gate.generation + 1)
         status, _, body = await second.answer()
-        assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
+        assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
         release.set()
         assert (await first.answer())[0] == 200
         assert gate.in_flight == 0

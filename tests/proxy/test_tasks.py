@@ -609,7 +609,7 @@ async def test_a_rung_that_is_not_there_is_passed_over_and_a_task_without_any_is
         pool.proxy.path.forget_slot("b-1")
         pool.proxy.use(pool.servers["a"], models=("x",))
         said = await told(await pool.client(), ask(TASK))
-        assert (said.status, said.body["error"]["code"]) == (404, "not_found")
+        assert (said.status, said.body["error"]["code"]) == (404, "model_not_found")
 
 
 # --- what is told without asking a model -----------------------------------------------------------------------------

@@ -291,7 +291,8 @@ async def test_where_there_is_no_ollama_hive_says_what_its_clients_ask_besides(t
         assert ollama.ShowResponse.model_validate_json((await client.ask(show))[2]).capabilities == ["completion"]
         missing = post(b"/api/show", b'{"model":"gpt-9"}', token=MODEL_TOKEN)
         status, _, body = await client.ask(missing)
-        assert (status, "not found" in json.loads(body)["error"]) == (404, True)
+        told = json.loads(body)
+        assert (status, told["code"], "not found" in told["error"]) == (404, "model_not_found", True)
         assert backend.requests == []
         assert nothing_is_held(proxy)
 

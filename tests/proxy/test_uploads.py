@@ -191,7 +191,7 @@ async def test_a_longer_form_than_the_setting_is_refused_at_its_head(tmp_path: P
     async with hearing(tmp_path, upload_max_mb=1, body_max_bytes=2 << 20) as (_, _server, client):
         client.writer.write(head((1 << 20) + 1))
         status, message = error_of(await client.answer())
-        assert (status, "exceeds 1048576" in message) == (413, True)
+        assert (status, "exceeds 1048576 bytes ([proxy] upload_max_mb)" in message) == (413, True)
 
 
 async def test_a_form_may_be_longer_than_other_bodies(tmp_path: Path) -> None:

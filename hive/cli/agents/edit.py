@@ -58,7 +58,7 @@ def edit(
         answer = call.client.put(path_of(before.name), after, timeout_s=START_S, dry_run=0)
         call.show("agent.edit", answer, lambda: plan_text(before.name, answer))
         return
-    command = editor(os.environ, is_terminal=sys.stdin.isatty())
+    command = editor(os.environ, before.name, is_terminal=sys.stdin.isatty())
     file = Path(tempfile.mkdtemp(prefix="hive-edit-"), f"{before.name}.toml")  # for this user alone
     file.write_text(to_toml(before))
     try:
@@ -73,10 +73,10 @@ def edit(
     call.show("agent.edit", answer, lambda: plan_text(before.name, answer))
 
 
-def editor(env: Mapping[str, str], *, is_terminal: bool) -> list[str]:
-    """The command that opens a file. Raises UsageError where there is none, or nobody to use it.
+def editor(env: Mapping[str, str], agent: str, *, is_terminal: bool) -> list[str]:
+    """The command that opens the description of `agent`. Raises UsageError where there is none, or nobody to use it.
 
-    >>> editor({"EDITOR": "code --wait"}, is_terminal=False)
+    >>> editor({"EDITOR": "code --wait"}, "alice", is_terminal=False)
     ['code', '--wait']
     """
     if words := shlex.split(env.get("VISUAL") or env.get("EDITOR") or ""):
@@ -84,7 +84,9 @@ def editor(env: Mapping[str, str], *, is_terminal: bool) -> list[str]:
     found = next((name for name in EDITORS if shutil.which(name)), None)
     if found is None or not is_terminal:
         why = "no editor is installed" if is_terminal else "no terminal is here, and neither VISUAL nor EDITOR is set"
-        raise UsageError(why, hint="hive agent export NAME > FILE, then hive agent apply FILE")
+        raise UsageError(
+            why, hint=f"hive agent export {agent} > {agent}.toml, change it, then hive agent apply {agent}.toml"
+        )
     return [found]
 
 
