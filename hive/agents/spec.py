@@ -319,7 +319,7 @@ def _check_name(field: str, name: str) -> None:
     if not is_name(name):
         raise BadRequest(
             f"{field}: {name[:60]!r} is no name; a letter a-z, then up to 39 of a-z, 0-9 and -",
-            hint=f"`{near_name(name) or 'alice-2'}` would do",
+            hint=f"`{near_name(name[:60]) or 'alice-2'}` would do",
         )
 
 

@@ -88,6 +88,14 @@ def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(("name", "near"), [("My Agent", "my-agent"), ("a" * 41, "a" * 40), ("42", "alice-2")])
+def test_what_is_no_name_is_answered_with_one_that_is(name: str, near: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        check(msgspec.convert({**GOOD, "name": name}, AgentSpec), find=anywhere)
+    assert refused.value.hint == f"`{near}` would do"
+    check(msgspec.convert({**GOOD, "name": near}, AgentSpec), find=anywhere)
+
+
 @pytest.mark.parametrize(
     "change",
     [

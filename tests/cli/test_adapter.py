@@ -88,7 +88,7 @@ def test_a_pull_that_is_refused_exits_as_its_error_says(adapter: AdapterHive) ->
     for words, code, error in (
         (("strange", "--base", "tiny-base"), 4, "signature_unverifiable"),
         (("legal", "--base", "other"), 2, "adapter_mismatch"),
-        (("legal", "--base", "nobody"), 3, "not_found"),
+        (("legal", "--base", "nobody"), 3, "model_not_found"),
         (("legal", "--base", "tiny-base", "--name", "other"), 2, "bad_request"),
         (("legal",), 2, "usage"),
         (("../from", "--base", "tiny-base"), 2, "adapter_unsafe"),

@@ -125,7 +125,7 @@ def test_what_is_not_signed_by_who_is_trusted_or_is_for_no_such_model_does_not_c
         assert (job["state"], job["error"]["code"]) == ("failed", code), name
     with pytest.raises(HiveError) as unknown:
         hive.post("/api/adapters", {"path": "unsigned.gguf", "base": "no-model"})
-    assert unknown.value.code == "not_found"
+    assert unknown.value.code == "model_not_found"
     assert hive.get("/api/adapters")["adapters"] == []
     assert not [path for path in (hive.state / "adapters").rglob("*") if path.is_file()]
     refused = [row for row in user.acts() if row["act"] == "adapter.refused"]

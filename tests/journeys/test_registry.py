@@ -61,7 +61,7 @@ def test_what_was_ordered_is_on_record_over_evictions_and_the_end_of_hive(one_of
     hive = one_of_two
     with pytest.raises(HiveError) as refused:
         hive.post("/api/models/nobody/load")
-    assert refused.value.code == "not_found"
+    assert refused.value.code == "model_not_found"
     assert deployed(hive) == {}
     assert [job for job in hive.get("/api/jobs")["jobs"] if job["kind"] == "model.load"] == []
     load(hive, "alpha")
