@@ -105,7 +105,7 @@ def _noted(file: Path, act: str, setting: str, *, dry_run: bool) -> AbstractCont
 
 
 def _elsewhere(name: Name) -> str:
-    """What to do where the file has no place: no Hive is installed, and `hive up` reads none or another."""
+    """Says what to do where the file has no place: no Hive is installed, and `hive up` reads none or another."""
     row = row_of(name)
     hint = "name another file with --config"
     if row is None or not row.at_runtime:
