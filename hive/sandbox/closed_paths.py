@@ -13,7 +13,7 @@ SIGNALLED = 128
 ACCESS_LIST = "system.posix_acl_access"
 
 
-class Step(NamedTuple):
+class PathRights(NamedTuple):
     """A file or directory by who may do what with it."""
 
     mode: int
@@ -21,20 +21,20 @@ class Step(NamedTuple):
     gid: int
 
 
-def may(step: Step, uid: int, gid: int, right: int) -> bool:
+def may(step: PathRights, uid: int, gid: int, right: int) -> bool:
     """Whether a user that is in one group has `right` (4 to read, 1 to enter): the first class that fits decides.
 
-    >>> [may(Step(0o604, 7, 7), uid, gid, 4) for uid, gid in ((7, 7), (8, 7), (8, 8))]
+    >>> [may(PathRights(0o604, 7, 7), uid, gid, 4) for uid, gid in ((7, 7), (8, 7), (8, 8))]
     [True, False, True]
     """
     shift = 6 if uid == step.uid else 3 if gid == step.gid else 0
     return bool(step.mode >> shift & right)
 
 
-def is_open(above: Sequence[Step], last: Step, uid: int, gid: int) -> bool:
+def is_open(above: Sequence[PathRights], last: PathRights, uid: int, gid: int) -> bool:
     """Whether this user may read `last` and enter each directory above it.
 
-    >>> closed, public, file = Step(0o700, 0, 0), Step(0o755, 0, 0), Step(0o644, 0, 0)
+    >>> closed, public, file = PathRights(0o700, 0, 0), PathRights(0o755, 0, 0), PathRights(0o644, 0, 0)
     >>> is_open([public, closed], file, 1001, 1001), is_open([public, public], file, 1001, 1001)
     (False, True)
     """
@@ -69,9 +69,9 @@ def _is_closed(word: str, uid: int, gid: int) -> bool:
         return False  # not there, or not seen from here
 
 
-def _step(path: Path) -> Step:
+def _step(path: Path) -> PathRights:
     found = path.stat()
-    return Step(found.st_mode, found.st_uid, found.st_gid)
+    return PathRights(found.st_mode, found.st_uid, found.st_gid)
 
 
 def _has_access_list(path: Path) -> bool:
