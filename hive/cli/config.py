@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall
 from hive.cli.text import table
+from hive.errors import HiveError
 from hive.terminal_text import MASK
 
 File = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
@@ -37,7 +39,9 @@ def show(
     config: File = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also say where each value comes from.")] = False,
 ) -> None:
-    """Shows every setting as it is in force here: environment over file over default. Secrets are masked.
+    """Shows every setting as the file, this environment and the defaults have it.
+
+    Secrets are masked. What a Hive that runs has in force, with changes made in it: hive config runtime.
 
     Examples:
       hive config show
@@ -50,6 +54,16 @@ def show(
     settings = [*_settings(loaded), *_variables()]
     answer: Answer = {"file": str(loaded.file) if loaded.file else None, "settings": settings}
     call.show("config.show", answer, lambda: _shown(settings, origin=origin))
+    if loaded.file is None:
+        _say_where_it_is_otherwise(call)
+
+
+def _say_where_it_is_otherwise(call: CommandCall) -> None:
+    """A `hive up` was given a file that this command does not know of."""
+    with suppress(HiveError):
+        told = call.client.get("/api/config")["settings"]
+        if any(setting["source"] not in ("default", "environment") for setting in told):
+            call.say("a Hive runs here with other settings: hive config runtime shows what is in force in it")
 
 
 def check(

@@ -408,7 +408,9 @@ Examples:
   hive config check ./hive.conf
 """,
     {
-        "show": LazyCommand("config:show", "Shows every setting as it is in force here.", "json"),
+        "show": LazyCommand(
+            "config:show", "Shows every setting as the file, this environment and the defaults have it.", "json"
+        ),
         "check": LazyCommand("config:check", "Checks a file without starting anything.", "json"),
         "path": LazyCommand("config:path", "Prints which file is read.", "json"),
         "set": LazyCommand("config:set_", "Changes a setting in the file.", "json"),

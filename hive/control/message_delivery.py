@@ -75,12 +75,15 @@ def judge(status: int, text: str, *, by_hive: bool, retry_after_s: float = 0.0) 
     ('accepted', 'later')
     >>> judge(404, "no", by_hive=False)[:2]
     (<AttemptFate.REFUSED: 'refused'>, 'its inbox answered 404: no')
+    >>> judge(501, "<!DOCTYPE HTML> <title>Error</title>", by_hive=False).why  # for a browser
+    'its inbox answered 501'
     """
     if 200 <= status < 300:
         return DeliveryOutcome(AttemptFate.ACCEPTED)
     if by_hive:
         return DeliveryOutcome(AttemptFate.LATER, text, retry_after_s)
-    why = f"its inbox answered {status}" + (f": {text}" if text else "")
+    is_page = text.lstrip().startswith("<")
+    why = f"its inbox answered {status}" + (f": {text}" if text and not is_page else "")
     if (status >= 500 and status not in _NEVER) or status in _AGAIN:
         return DeliveryOutcome(AttemptFate.LATER, why, retry_after_s)
     return DeliveryOutcome(AttemptFate.REFUSED, why)

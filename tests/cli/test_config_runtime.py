@@ -46,3 +46,12 @@ def test_a_setting_that_is_set_twice_at_once_is_refused(hive: Hive) -> None:
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("hive: proxy.queue_depth cannot be set twice at once  [usage]\n")
     assert "default" in hive("config", "runtime").out
+
+
+def test_settings_of_no_file_name_a_hive_that_has_others(hive: Hive) -> None:
+    other = "a Hive runs here with other settings: hive config runtime"
+    assert other not in hive("config", "show").err
+    hive("config", "runtime", "proxy.queue_depth=7")
+    said = hive("config", "show")
+    assert said.code == 0
+    assert other in said.err

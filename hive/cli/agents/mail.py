@@ -93,7 +93,8 @@ def _accepted(call: CommandCall, name: str, sent: Answer, timeout_s: float | Non
         if left_s <= 0:
             why = f" ({one_line(message['last_error'])})" if message["last_error"] else ""
             raise TimedOut(
-                f"{sent['name']} has not accepted it in time{why}", hint="it goes on waiting to be delivered"
+                f"{sent['name']} has not accepted it in time{why}",
+                hint=f"it goes on waiting, for a program that takes POST at its inbox: hive agent messages {name}",
             )
         path = path_of(name, "messages", sent["id"])
         wait_s = min(ASKED_AGAIN_S, max(1, round(left_s)))
