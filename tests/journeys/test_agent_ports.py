@@ -24,7 +24,7 @@ def hive() -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def port(hive: Stack) -> int:
-    """That of `first`, a web server."""
+    """The port of `first`, a web server."""
     port = free_port()
     command = [PYTHON, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     hive.post("/api/agents", {"name": "first", "command": command, "port": port})
