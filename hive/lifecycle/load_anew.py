@@ -114,8 +114,9 @@ class SlotLoader:
                 if slot.state in HOLD and not (slot.unload_ordered or slot.renewing):
                     slot.renewing = True
                     pool.wake()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(pool.passed(), 1.0)
+                with suppress(TimeoutError):  # wait_for of Python 3.11 can lose a cancellation
+                    async with asyncio.timeout(1.0):
+                        await pool.passed()
             is_renewed = slot.renewing and slot.generation == generation and slot.state is not SlotState.ASLEEP
         finally:
             slot.renewing = False

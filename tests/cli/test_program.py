@@ -104,7 +104,7 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     }
     for _ in range(10):  # a busy machine may take longer than it waits
         done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
-        if done.stdout:
+        if done.stdout.strip():
             break
     assert (done.stdout, done.stderr) == ("alice\n", "")
     environment["HIVE_SOCKET"] = str(tmp_path / "none.sock")
