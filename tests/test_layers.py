@@ -54,6 +54,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"host", "link", "backends.entries", "backends.models_dir", "adapters.directory"},  # its ids
     "holders": LEAVES | {"host", "link"},
     "sandbox": LEAVES | {"host", "link", "slots", "holders"},
+    **dict.fromkeys(
+        ("sandbox.template_process", "sandbox.template_unit"),
+        LEAVES | {"host", "link", "sandbox", "templates.handed_over", "templates.connect"},  # they hand them over
+    ),
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(
@@ -117,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
-    "cli.template_check": LEAVES | {"client", "cli", "host.process"},  # it starts a template
+    "cli.template_check": LEAVES | {"client", "cli", "host.process", "templates.handed_over"},  # it starts a template
     "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
     **dict.fromkeys(
         ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),

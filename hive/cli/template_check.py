@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,6 @@ LIMIT_S = 120.0
 PACKET_BYTES = 64 * 1024
 NOBODY = 65534
 """The user that it runs as where root asks: what packages do at their import is not root's word."""
-FORK_SERVER = Path(__file__).parents[1] / "templates" / "fork_server.py"
 
 
 def check(
@@ -83,21 +81,23 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
     from hive.domain import PROGRAM_PATH
     from hive.host.process import spawn
     from hive.settings.templates import described_env, listed
+    from hive.templates import handed_over
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output = os.memfd_create("template", os.MFD_CLOEXEC)
+    output, program = os.memfd_create("template", os.MFD_CLOEXEC), -1
     user = NOBODY if os.geteuid() == 0 else None
     with ours:
         try:
             with theirs:
+                program = handed_over.open_fork_server()
                 child = spawn(
-                    [python, str(FORK_SERVER), str(theirs.fileno())],
+                    handed_over.command(python, program, theirs.fileno()),
                     env={"PATH": PROGRAM_PATH, "LANG": "C.UTF-8", **described_env(row.env)},
                     cwd="/",
                     uid=user,
                     gid=user,
                     stdout_fd=output,
-                    keep_fds=[theirs.fileno()],
+                    keep_fds=[theirs.fileno(), program],
                 )
             try:
                 return _answer(ours, row, listed(row.imports), listed(row.warm)) or _last_words(output)
@@ -107,6 +107,8 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
                 child.wait()
         finally:
             os.close(output)
+            if program >= 0:
+                os.close(program)
 
 
 def _answer(line: socket.socket, row: TemplateRow, imports: list[str], warm: list[str]) -> dict[str, Any]:

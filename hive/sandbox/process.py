@@ -36,6 +36,7 @@ from hive.link.helper import PagedOut, Stat, dialled
 from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
 from hive.sandbox import home, pageout, process_fork
+from hive.sandbox.closed_paths import why_unread
 from hive.sandbox.dialling import to_port
 from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
@@ -268,9 +269,13 @@ class RunningProcess:
         if self._output is not None:
             await self._output.finish()
         if self._child is None:
-            return reaped_here(self.ended_fd)  # a template's child, where this process is who reaps it
-        returncode = self._child.poll()
-        return None if returncode is None else exit_code(returncode)
+            code = reaped_here(self.ended_fd)  # a template's child, where this process is who reaps it
+        else:
+            returncode = self._child.poll()
+            code = None if returncode is None else exit_code(returncode)
+        spec = self._spec
+        self.why_ended = self.why_ended or why_unread(spec.command, code, spec.uid, spec.gid)
+        return code
 
     def _tell_of_memory(self, killed: int) -> None:
         """Into the agent's log too: there its owner looks for why it ended."""

@@ -28,8 +28,6 @@ from hive.sandbox.template_check import OpenFile, pid_of
 
 log = logging.getLogger("hive.sandbox")
 
-PROGRAM = Path(__file__).parents[1] / "templates" / "fork_server.py"
-"""The fork server, run by the template's own Python."""
 PACKET_BYTES = 64 * 1024
 IMPORTS_S = 120.0
 """From the start of a template until it is ready: torch takes 20 s on a slow disk."""
@@ -122,7 +120,7 @@ class TemplatePlaces(Protocol):
         """The first message to its fork server."""
 
     async def start(self, spec: TemplateSpec, control: socket.socket) -> TemplateProcess:
-        """Starts `spec.python PROGRAM FD`, `control` being its descriptor FD (3 where it is not named).
+        """Starts the fork server with `spec.python`, `control` being the descriptor that it is told.
 
         The caller closes `control`. Raises HiveError.
         """

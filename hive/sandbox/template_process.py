@@ -17,8 +17,9 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, identify, spawn, wait_until_over, write_control
 from hive.link.specs import TemplateSpec
-from hive.sandbox.template import PROGRAM, StartOrder, has_ended
+from hive.sandbox.template import StartOrder, has_ended
 from hive.sandbox.template_fit import HOME
+from hive.templates import handed_over
 
 KILL_S = 2.0
 KEPT_BYTES = 16 * 1024
@@ -71,9 +72,11 @@ class ProcessTemplates:
             made.callback(fence.remove)
             out, its = os.pipe2(os.O_CLOEXEC)
             made.callback(os.close, out)
+            program = -1
             try:
+                program = handed_over.open_fork_server()
                 child = spawn(
-                    [spec.python, str(PROGRAM), str(control.fileno())],
+                    handed_over.command(spec.python, program, control.fileno()),
                     env=environment_of_template(spec),
                     cwd="/",
                     uid=spec.first_uid,
@@ -81,11 +84,13 @@ class ProcessTemplates:
                     stdout_fd=its,
                     cgroup_dir=leaf.path if leaf else None,
                     limit_dirs=fence.dirs,
-                    keep_fds=[control.fileno()],
+                    keep_fds=[control.fileno(), program],
                     no_new_privs=True,
                 )
             finally:
                 os.close(its)
+                if program >= 0:
+                    os.close(program)
             if spec.pin:
                 with contextlib.suppress(OSError):  # without the right to it the template says that it is not pinned
                     resource.prlimit(child.pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)

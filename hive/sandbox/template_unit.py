@@ -22,15 +22,17 @@ from hive.host.process import Identity, identify, write_control
 from hive.link.specs import TemplateSpec
 from hive.sandbox import syscall_filter, template_unit_plan
 from hive.sandbox.entering import readable
-from hive.sandbox.template import PROGRAM, StartOrder
+from hive.sandbox.template import StartOrder
 from hive.sandbox.template_check import namespaces_of
 from hive.sandbox.template_process import environment_of_template
 from hive.sandbox.template_unit_plan import template_unit_of
 from hive.sandbox.unit_plan import SLICE, Places
+from hive.templates import connect, handed_over
 
 log = logging.getLogger("hive.sandbox")
 
-CONNECT = PROGRAM.with_name("connect.py")
+CONNECT = "connect.py"
+"""The copy of its first program, beside its socket."""
 CONNECTS_S = 20.0
 """Seconds from its execution until it asks for its end of the control socket: an interpreter starts in 20 ms."""
 SOCKETS_NAME = "templates"
@@ -73,6 +75,8 @@ class UnitTemplates:
             directory = Path(name)
             listening = _listen(directory / "control", spec.first_uid)
             made.callback(listening.close)
+            shutil.copyfile(connect.__file__, directory / CONNECT)
+            (directory / CONNECT).chmod(0o444)
             os.chown(directory, spec.first_uid, spec.first_uid)
             try:
                 await self._start_unit(unit, spec, directory)
@@ -89,7 +93,7 @@ class UnitTemplates:
     async def _start_unit(self, unit: str, spec: TemplateSpec, directory: Path) -> None:
         """Once more where one has the name: of a helper that was killed, or one that ends just now."""
         properties = template_unit_plan.template_properties(spec, self._places(), directory)
-        command = template_unit_plan.template_command(spec, CONNECT, directory / "control")
+        command = template_unit_plan.template_command(spec, directory / CONNECT, directory / "control")
         description = f"Hive template {spec.name}"
         try:
             await systemd.start(unit, description, properties, command, slice_=SLICE)
@@ -129,8 +133,13 @@ async def _hand_control(listening: socket.socket, unit: str, spec: TemplateSpec,
         main = identify(pid)
         if uid != spec.first_uid or shown.get("MainPID") != str(pid) or main is None:
             raise NotPermitted("another process than its own asked for its socket")
-        order = {"command": [spec.python, str(PROGRAM)], "env": environment_of_template(spec)}
-        socket.send_fds(its, [msgspec.json.encode(order)], [control.fileno()])
+        command = handed_over.command(spec.python, connect.PROGRAM_FD, connect.CONTROL_FD)
+        order = {"command": command, "env": environment_of_template(spec)}
+        program = handed_over.open_fork_server()
+        try:
+            socket.send_fds(its, [msgspec.json.encode(order)], [control.fileno(), program])
+        finally:
+            os.close(program)
     return main
 
 

@@ -1,4 +1,6 @@
-"""The fork server of a template: `python fork_server.py [FD]` imports, warms, and makes children that become agents.
+"""The fork server of a template: it imports, warms, and makes children that become agents.
+
+It is run as handed_over.py makes it, `python /proc/self/fd/N [FD]`: it reads no file of Hive's.
 
 In the ready state it then runs a script, as that of an agent, which calls `hive.ready()`: children are made inside of
 that call, and it returns in them.
@@ -37,19 +39,37 @@ PARENT_S = 5.0
 """For the process between template and child to end."""
 READY = "_hive_template_ready"
 """The name in sys.modules under which `hive.ready()` finds the template."""
-HIVE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__init__.py")
+SOURCES: dict[str, tuple[str, str]] = globals()["SOURCES"]
+"""Name → path and text of each module of Hive's that is needed here; the path is for tracebacks only."""
 IMPORTS, SCRIPT = "its imports", "its script"
 """Names of those who may have done what a template cannot have."""
 SOURCES_BYTES = 16 * 1024
 """Of the names of files that a script has imported."""
 
 
+class HandedOver:
+    """Loads a module of `SOURCES`."""
+
+    def __init__(self, name: str) -> None:
+        self._path, self._text = SOURCES[name]
+
+    def create_module(self, _: object) -> None:
+        """None: an ordinary module."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        exec(compile(self._text, self._path, "exec", dont_inherit=True), vars(module))
+
+
+def _spec_of(module: str, name: str) -> Any:
+    """No package: the file alone."""
+    loader: Any = HandedOver(name)
+    path = SOURCES[name][0]
+    return importlib.util.spec_from_file_location(module, path, loader=loader, submodule_search_locations=None)
+
+
 def _load(name: str) -> types.ModuleType:
     """A module of this directory, under no name that an agent's own may have."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"_hive_template_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = _spec_of(f"_hive_template_{name}", name)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -345,7 +365,7 @@ class HiveFinder:
     def find_spec(self, name: str, *_: object) -> Any:
         if name != "hive":
             return None
-        return importlib.util.spec_from_file_location("hive", HIVE, submodule_search_locations=None)
+        return _spec_of("hive", "hive")
 
 
 def _fail(line: Packets, error: BaseException) -> NoReturn:
@@ -408,7 +428,6 @@ def _package_directories() -> list[str]:
 def begin() -> ForkServer:
     """The template, with its imports done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for Hive, which closes the socket
-    sys.path.pop(0)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     os.set_inheritable(fd, False)
     server = ForkServer(Packets(fd))

@@ -1,9 +1,11 @@
 #!/usr/bin/python3
-"""A template that lies: run in the place of a Python, as `lying_fork_server.py FORK_SERVER FD`, with its LIE in the
+"""A template that lies: run in the place of a Python, as `lying_fork_server.py PROGRAM FD`, with its LIE in the
 environment. All else is what the real fork server does."""
 
 # mypy: ignore-errors
 
+import importlib
+import importlib.machinery
 import importlib.util
 import os
 import signal
@@ -12,7 +14,8 @@ import time
 
 LIE = os.environ["LIE"]
 PROGRAM = sys.argv.pop(0) and sys.argv[0]
-spec = importlib.util.spec_from_file_location("fork_server", PROGRAM)
+loader = importlib.machinery.SourceFileLoader("fork_server", PROGRAM)
+spec = importlib.util.spec_from_file_location("fork_server", PROGRAM, loader=loader)
 assert spec is not None
 assert spec.loader is not None
 fork_server = importlib.util.module_from_spec(spec)

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,55 @@ with tempfile.TemporaryDirectory() as top:
 
 def test_as_a_user_an_agent_is_forked_too_without_a_namespace() -> None:
     assert run_as_nobody(AS_USER).split() == ["True", "1", "True", "True", "3", str(NOBODY)]
+
+
+FROM_CLOSED = """
+import asyncio, os, sys, tempfile
+from pathlib import Path
+import hive
+from hive.host import parent
+from hive.link.specs import SandboxSpec, TemplateSpec
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.server import make_directories
+from hive.sandbox.template import has_ended
+from hive.settings.table import Paths
+
+async def main(top):
+    os.chmod(top, 0o755)
+    script = top / "agent.py"
+    script.write_text("import hive; hive.ready(); import os; print(os.getuid(), flush=True)")
+    parent.become_subreaper()
+    paths = Paths(state=top / "d", runtime=top / "r")
+    make_directories(paths)
+    runtime = ProcessRuntime(paths, subtree=None, log_max_bytes=1 << 20)
+    template = TemplateSpec(name="t", python="/usr/bin/python3", imports=["json"], script=str(script), first_uid=640000)
+    spec = SandboxSpec(name="a", command=[str(script)], env={}, home=str(paths.home("a")), log=str(paths.log("a")),
+        template=template, uid=640001, egress=[])
+    await runtime.prepare("a", spec)
+    running = await runtime.start("a", spec, mark="HIVE_MARK=m")
+    while not has_ended(running.ended_fd):
+        await asyncio.sleep(0.01)
+    print(hive.__file__, running.run.template_note or "forked", await running.reap())
+    print(Path(spec.log).read_text())
+    running.close()
+    await runtime.templates.leave()
+
+with tempfile.TemporaryDirectory() as top:
+    asyncio.run(main(Path(top)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: as a user a template is that user")
+def test_a_template_needs_no_right_to_read_hives_own_files(tmp_path: Path) -> None:
+    """A clone below /root, mode 700: the fork server could not be opened, and every agent was an ordinary program."""
+    closed = tmp_path / "closed"
+    shutil.copytree(Path(template_module.__file__).parents[1], closed / "hive")
+    closed.chmod(0o700)
+    env = {**os.environ, "PYTHONPATH": str(closed)}
+    command = [sys.executable, "-c", FROM_CLOSED]
+    ran = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [f"{closed}/hive/__init__.py", "forked", "0", "640001"]
 
 
 async def test_many_agents_started_at_once_share_one_template(processes: ProcessRuntime, paths: Paths) -> None:
