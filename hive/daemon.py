@@ -252,6 +252,7 @@ class Daemon:
             helper=sandboxes,
             proxy_link=self._proxy_link,
             template_of=self._templates.spec_of,
+            lives=lives,
             own_networks=isolation is Isolation.FULL,
         )
         self.roster = self._templates.roster = Roster(self.effects, lives)

@@ -125,7 +125,8 @@ class Effects(Protocol):
         ...
 
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
-        """The spec the helper runs it by. Raises DependencyDown where the proxy's port is not known in time."""
+        """The spec the helper runs it by. Raises DependencyDown where the proxy's port is not known in time, WrongState
+        where another agent listens at its port."""
         ...
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:

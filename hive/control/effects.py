@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
 from hive.agents.lifecycle import AgentLifecycle
@@ -14,9 +14,10 @@ from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
 from hive.audit.audit_log import AuditLog, event_row
 from hive.backends.kinds import whereabouts
+from hive.control.agent_ports import AgentPorts
 from hive.control.counters import Counters
 from hive.control.environment import dialect_of, environment, has_own_network
-from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
+from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
@@ -100,10 +101,11 @@ class DaemonEffects:
         helper: HelperVerbs,
         proxy_link: ProxyGates,
         template_of: Callable[[Agent], Awaitable[TemplateSpec | None]],
+        lives: Mapping[str, AgentLifecycle],
         own_networks: bool = False,
     ) -> None:
-        """`template_of`: the one an agent is forked from. `own_networks`: process agents have a network namespace each
-        unless they name networks (systemd units)."""
+        """`template_of`: the one an agent is forked from. `lives`: by id. `own_networks`: process agents have a network
+        namespace each unless they name networks (systemd units)."""
         self.settings = settings
         self.helper: HelperVerbs = helper
         self.gates: GateVerbs = proxy_link
@@ -116,6 +118,7 @@ class DaemonEffects:
         self._proxy = proxy_link
         self._template_of = template_of
         self._own_networks = own_networks
+        self.agent_ports = AgentPorts(lives, self.has_own_network)
         self._forgetting = Forgetting(audit_log)
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
@@ -140,6 +143,7 @@ class DaemonEffects:
         self._live.forget_agent(agent.id)
         self.on_forgotten(agent.id)
         self._counters.forget(agent.id)
+        self.agent_ports.release(agent.id)
         self.started_with_port.pop(agent.id, None)
 
     def has_own_network(self, spec: AgentSpec) -> bool:
@@ -148,6 +152,7 @@ class DaemonEffects:
 
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
         port = None
+        self.agent_ports.claim(agent)
         self.started_with_port.pop(agent.id, None)
         template = await self._template_of(agent)
         if not self.has_own_network(agent.spec):
@@ -179,6 +184,8 @@ class DaemonEffects:
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
         self.on_changed(before, after)
+        if after.status in AT_REST:
+            self.agent_ports.release(after.id)
         if before.status is after.status is AgentStatus.PAUSED:
             self._changed_depth(before, after, actor)
             return

@@ -84,10 +84,10 @@ class AgentRegistry:
         """Recorded and started. What cannot be started is not left behind.
 
         Raises BadRequest for a port of Hive's and for a template that is not there, NotPermitted for another tenant's,
-        WrongState where the name is taken.
+        WrongState where its name or its port is taken.
         """
         self._templates.check(spec)
-        self._refuse_own_port(spec)
+        self._refuse_port(spec)
         life = await self._register(spec, actor)
         try:
             await life.start(actor)
@@ -99,7 +99,8 @@ class AgentRegistry:
     async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
         """Recorded; a new agent is not started, one that lives goes on as it was started.
 
-        With `dry_run` only the changes that would be made. Raises WrongState for another's cid and another template.
+        With `dry_run` only the changes that would be made. Raises WrongState for another's cid or port, and for another
+        template.
         """
         life = self._roster.named(spec.name)
         before = None if life is None else life.agent.spec
@@ -116,7 +117,7 @@ class AgentRegistry:
         if life is None or "tenant" in answer["changed"]:
             self._templates.check(spec)
         if life is None or OF_ITS_PORT.intersection(answer["changed"]):
-            self._refuse_own_port(spec)
+            self._refuse_port(spec)
         if life is None and not dry_run:
             life = await self._register(spec, actor)
         elif life is not None and before is not None:
@@ -167,13 +168,15 @@ class AgentRegistry:
             told["failed" if isinstance(end, HiveError) else "stopped"].append(life.agent.name)
         return told
 
-    def _refuse_own_port(self, spec: AgentSpec) -> None:
+    def _refuse_port(self, spec: AgentSpec) -> None:
+        """Raises BadRequest for a port of Hive's, WrongState for another agent's."""
         if spec.port is None or self._effects.has_own_network(spec):
             return
         backend = "/" if self._effects.backend is None else self._effects.backend.address
         wanted, proxy_link = self._settings.proxy, self._proxy_link
         model, ingress = proxy_link.port or wanted.port, proxy_link.ingress_port or wanted.ingress_port
         refuse_own(spec, own_ports(model=model, ingress=ingress, api=self._api.port, backend=backend))
+        self._effects.agent_ports.refuse_recorded(spec)
 
     async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
         """A new agent, `created`. Raises WrongState where its name is taken."""

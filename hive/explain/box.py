@@ -54,7 +54,7 @@ BOX: dict[str, CodeText] = {
         "The thing is there, and its state does not allow this now: the message says what it is and what helps.",
         (
             "an agent that is stopped, sleeping, or being started",
-            "something of that name, or that file, is there already",
+            "something of that name, or that file, is there already, or the port is another agent's",
             "a switch, a load or a restore is under way, or a model is pinned",
             "another Hive uses this state directory",
             "a database, a backup or a file that another version of Hive has written",

@@ -282,12 +282,13 @@ CALLS: dict[str, CodeText] = {
     "agent_unavailable": CodeText(
         "The agent runs, and its own port does not answer as HTTP does.",
         (
-            "its program listens at another port, or at no port, or has not begun to listen yet",
-            "it refused the connection, broke off, or did not open a WebSocket",
+            "nothing listens at its port: its program listens at another one, at none, or has not begun to listen yet",
+            "it broke off, or did not open a WebSocket",
         ),
         (
             "look at what it says: `hive agent logs NAME`",
-            "see which port is expected: `hive agent show NAME`; change it: `hive agent edit NAME`",
+            "see which port is expected: `hive agent show NAME`, or `HIVE_AGENT_PORT` inside; change it: `hive"
+            " agent edit NAME`",
         ),
         "yes, once; then look at its log",
     ),

@@ -26,7 +26,7 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.proxy import origins
-from hive.proxy.refusals import answer_error, asleep, no_room_for_bodies, too_many_wakes, upload_displaced
+from hive.proxy.refusals import answer_error, asleep, no_room_for_bodies, too_many_wakes, unreached, upload_displaced
 from hive.proxy.registry import AgentEntry, Registry
 from hive.proxy.websocket import Clocks, WebSocket
 from hive.queue.body_budget import BodyBudget, HeldBody
@@ -331,15 +331,13 @@ class IngressExchange:
         """The agent does not listen (yet): again until the gate's deadline."""
         if self._left:
             return
+        address = "" if self._pool is None else self._pool.address
         self._close_pool()
         if time.monotonic() + RETRY_S < self._retry_until:
             self._path.call_later(RETRY_S, self._ask_again)
         else:
             assert self._entry is not None
-            row = self._entry.row
-            where = "its port" if row.address is None or row.address.startswith("helper:") else row.address
-            message = f"agent {row.name} does not accept on {where}: {error.message}"
-            self.refuse(AgentDown(message, hint=LOGS))
+            self.refuse(unreached(self._entry.row.name, address, error))
 
     def _ask_again(self) -> None:
         if not self._left:

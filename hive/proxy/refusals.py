@@ -8,6 +8,8 @@ from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
 from hive.errors import (
     AgentAsleep,
+    AgentDown,
+    BackendDown,
     BackendTimeout,
     HiveError,
     ModelCold,
@@ -25,6 +27,7 @@ from hive.queue.tenants import Tenant
 from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
 from hive.wire.connection import Connection
+from hive.wire.dial import AddressKind, read_address
 from hive.wire.http1 import Request, answer_head
 
 
@@ -90,6 +93,28 @@ def asleep(within_s: float, wakes: WakeTimes) -> AgentAsleep:
     """503: its agent did not wake in time."""
     wait_s = wakes.retry_after_s(within_s)
     return AgentAsleep(f"the agent did not wake within {within_s:g} s", retry_after_s=wait_s)
+
+
+def unreached(name: str, address: str, error: HiveError) -> AgentDown:
+    """502: no connection to the port of the agent `name` could be made, at this `address` of the proxy's.
+
+    >>> refused = BackendDown("the agent at 127.0.0.1:9120 is not reachable: Connection refused")
+    >>> refused.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    >>> told = unreached("bob", "127.0.0.1:9120", refused)
+    >>> told.message
+    'agent bob is not reached: nothing listens on 127.0.0.1:9120'
+    >>> told.hint
+    'see `hive agent logs bob`; HIVE_AGENT_PORT has the number'
+    >>> unreached("bob", "helper:/a1", BackendTimeout("it did not accept in 2 s")).hint
+    'see `hive agent logs bob`'
+    """
+    why, hint, cause = error.message, f"see `hive agent logs {name}`", error.__cause__
+    is_guest = isinstance(cause, ConnectionRefusedError) and read_address(address).kind is not AddressKind.TCP
+    if isinstance(cause, ConnectionRefusedError):
+        why = cause.strerror or why if is_guest else f"nothing listens on {address}"
+    if isinstance(error, BackendDown) and not is_guest:
+        hint += "; HIVE_AGENT_PORT has the number"
+    return AgentDown(f"agent {name} is not reached: {why}", hint=hint)
 
 
 def no_room_for_bodies() -> Saturated:

@@ -55,13 +55,16 @@ class Dialler:
 async def to_port(pidfd: int, port: int) -> socket.socket:
     """Connected to 127.0.0.1:`port` in the network of the process `pidfd`, which must not be ours.
 
-    Raises WrongState, OSError, HiveError.
+    Raises WrongState, BackendDown where nothing listens there, OSError, HiveError.
     """
     sock = netns.socket_inside(pidfd)
     if sock is None:
         raise WrongState("it is in the host's network")
     try:
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except ConnectionRefusedError as error:
+        sock.close()
+        raise BackendDown(f"nothing listens on 127.0.0.1:{port}") from error
     except BaseException:
         sock.close()
         raise

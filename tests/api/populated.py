@@ -234,8 +234,8 @@ async def inbox(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def populate(box: Box) -> None:
     """Agents in every state that lasts, messages, schedules, jobs, tokens and a changed setting."""
-    for name in ("awake", "asleep", "stopped", "kept", "gone"):
-        await box.create(name, SLEEP, port=9000, tenant="acme" if name == "kept" else "default")
+    for port, name in enumerate(("awake", "asleep", "stopped", "kept", "gone"), 9010):
+        await box.create(name, SLEEP, port=port, tenant="acme" if name == "kept" else "default")
     await box.create(
         "refusing", SLEEP, port=9001, inbox="/refuses", env={"KEY": "\u2713"}, model="demo", system_prompt="Be kind."
     )

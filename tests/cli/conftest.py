@@ -194,8 +194,8 @@ async def begin(
     await box.helper.open()
     await box.start_daemon(SETTINGS, backend=backend)
     proxy = await box.start_proxy(port=proxy_port, ingress_port=ingress_port)
-    for name in ("alice", "busy-bob"):
-        found = await box.create(name, COMMAND, port=9000, **(alice or {} if name == "alice" else {}))
+    for name, port in (("alice", 9000), ("busy-bob", 9010)):
+        found = await box.create(name, COMMAND, port=port, **(alice or {} if name == "alice" else {}))
         proxy.seen[found["id"]] = BUSY
     proxy.busy[found["id"]] = "1 request in flight"
     for name in ("alice", "busy-bob"):

@@ -196,7 +196,7 @@ async def test_without_a_helper_it_is_502_and_the_reason(short_path: Path) -> No
         client = await Client.tcp(proxy.ingress_port)
         status, _, body = await client.ask(CALL)
         assert status == 502
-        assert b"agent alice does not accept on its port: helper is not connected" in body
+        assert b"agent alice is not reached: helper is not connected" in body
 
 
 async def test_a_websocket_in_a_guest_the_helper_connects_to_is_opened(short_path: Path) -> None:

@@ -138,8 +138,8 @@ async def test_an_agent_that_does_not_listen_yet_is_tried_again_then_502(tmp_pat
         client = await Client.tcp(proxy.ingress_port)
         status, _, body = await client.ask(call(b"/agents/alice/"))
         assert status == 502
-        assert b"does not accept" in body
-        assert b"the agent at " in body
+        assert f"agent alice is not reached: nothing listens on {agent.address}".encode() in body
+        assert b"HIVE_AGENT_PORT has the number" in body
         assert b"backend" not in body
         assert b'"code":"agent_unavailable"' in body
         client.writer.write(call(b"/agents/alice/"))
