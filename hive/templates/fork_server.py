@@ -39,7 +39,7 @@ PARENT_S = 5.0
 """For the process between template and child to end."""
 READY = "_hive_template_ready"
 """The name in sys.modules under which `hive.ready()` finds the template."""
-SOURCES: dict[str, tuple[str, str]] = globals()["SOURCES"]
+SOURCES: dict[str, tuple[str, str]] = globals().get("SOURCES", {})
 """Name → path and text of each module of Hive's that is needed here; the path is for tracebacks only."""
 IMPORTS, SCRIPT = "its imports", "its script"
 """Names of those who may have done what a template cannot have."""
@@ -75,7 +75,8 @@ def _load(name: str) -> types.ModuleType:
     return module
 
 
-kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
+if SOURCES:  # else this is only looked at, as by a version's self-check
+    kernel, reset, script, unit_setup, warm = map(_load, ("kernel", "reset", "script", "unit_setup", "warm"))
 
 
 class UnfitTemplate(Exception):
