@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hive.cli.lazy import CommandTable, LazyCommand, load
-from hive.cli.main import HIVE
 from tests.followed_page import ROOT, Typed, Written, reader, steps_of
 from tests.journeys.clients import folder
 from tests.journeys.stack import PYTHON
@@ -88,33 +85,6 @@ def test_a_page_that_shows_something_else_than_comes_fails(shown: str) -> None:
 
 
 # --- what holds for every page -----------------------------------------------------------------------------------
-
-
-def commands_in(page: str) -> list[str]:
-    """Every `hive …` in a block of the page, `$ ` or not."""
-    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
-    joined = "\n".join(blocks).replace("\\\n", " ")
-    lines = (re.sub(r"^\$ ", "", line.strip()) for line in joined.splitlines())
-    return [found for line in lines for found in re.findall(r"(?:^|\$\(|\| |sudo )(hive [^|()#]+)", line)]
-
-
-TYPED = [(page, line) for page in PAGES for line in commands_in(page)]
-
-
-@pytest.mark.parametrize(("page", "line"), TYPED, ids=[f"{page}: {line[:50]}" for page, line in TYPED])
-def test_every_command_of_a_page_exists_with_its_flags(page: str, line: str) -> None:
-    _, *words = shlex.split(line.partition(" > ")[0])
-    entry: CommandTable | LazyCommand = HIVE
-    name = "hive"
-    while isinstance(entry, CommandTable):
-        name = words.pop(0) if words and words[0] in entry.entries else entry.default
-        assert name, f"{page}: `{line}`: no such command"
-        entry = entry.entries[name]
-    ours = words[: words.index("--")] if "--" in words else words
-    flags = {word.partition("=")[0] for word in ours if re.match(r"--?[a-z]", word)}
-    known = {flag for param in load(name, entry).params for flag in (*param.opts, *param.secondary_opts)}
-    unknown = {flag for flag in flags if flag not in known and f"-{flag[1]}" not in known}
-    assert not unknown, f"{page}: `{line}`: no such flag: {unknown}"
 
 
 @pytest.mark.parametrize("page", PAGES)

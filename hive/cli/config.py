@@ -16,6 +16,8 @@ from hive.errors import HiveError
 from hive.terminal_text import MASK
 
 File = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
+ASKED_S = 2.0
+"""A Hive that hangs keeps nobody from the settings of the file."""
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
 
 
@@ -54,14 +56,14 @@ def show(
     settings = [*_settings(loaded), *_variables()]
     answer: Answer = {"file": str(loaded.file) if loaded.file else None, "settings": settings}
     call.show("config.show", answer, lambda: _shown(settings, origin=origin))
-    if loaded.file is None:
-        _say_where_it_is_otherwise(call)
+    if loaded.file is None and not call.as_json:
+        _say_if_a_hive_has_others(call)
 
 
-def _say_where_it_is_otherwise(call: CommandCall) -> None:
-    """A `hive up` was given a file that this command does not know of."""
+def _say_if_a_hive_has_others(call: CommandCall) -> None:
+    """A `hive up` may have been given a file that this command does not know of."""
     with suppress(HiveError):
-        told = call.client.get("/api/config")["settings"]
+        told = call.client.get("/api/config", timeout_s=ASKED_S)["settings"]
         if any(setting["source"] not in ("default", "environment") for setting in told):
             call.say("a Hive runs here with other settings: hive config runtime shows what is in force in it")
 

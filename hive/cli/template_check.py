@@ -84,12 +84,11 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
     from hive.templates import handed_over
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output, program = os.memfd_create("template", os.MFD_CLOEXEC), -1
+    output = os.memfd_create("template", os.MFD_CLOEXEC)
     user = NOBODY if os.geteuid() == 0 else None
     with ours:
         try:
-            with theirs:
-                program = handed_over.open_fork_server()
+            with theirs, handed_over.opened_fork_server() as program:
                 child = spawn(
                     handed_over.command(python, program, theirs.fileno()),
                     env={"PATH": PROGRAM_PATH, "LANG": "C.UTF-8", **described_env(row.env)},
@@ -107,8 +106,6 @@ def _started(python: str, row: TemplateRow) -> dict[str, Any]:
                 child.wait()
         finally:
             os.close(output)
-            if program >= 0:
-                os.close(program)
 
 
 def _answer(line: socket.socket, row: TemplateRow, imports: list[str], warm: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hive.errors import ConfigError, HiveError, NotPermitted
+from hive.errors import ConfigError, NotPermitted
 from hive.host.credentials import credential
 from hive.host.files import translated
 
@@ -74,22 +74,23 @@ def _new_token() -> bytes:
 
 def _kept(path: Path, make: Callable[[], bytes]) -> bytes:
     """The content of the file; where there is none it is made first, whole or not at all."""
-    try:
-        with translated(path, act="use"):
-            try:
-                return _read(path)
-            except FileNotFoundError:
-                _create(path, make())
-                return _read(path)
-    except HiveError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ELOOP:
-            raise NotPermitted(f"{path} is a link; a secret is a file of its own", hint="remove it") from error
-        raise
+    with translated(path, act="use"):
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            _create(path, make())
+            return _read(path)
 
 
 def _read(path: Path) -> bytes:
-    """Raises NotPermitted where somebody else may have read it or may change it."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+    """Raises NotPermitted where it is a link, or somebody else may have read it or may change it; OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPermitted(f"{path} is a link; a secret is a file of its own", hint="remove it") from error
+        raise
+    with open(fd, "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise NotPermitted(

@@ -173,7 +173,6 @@ class Switcher:
             self.towards = str(self._switch.new)
         if self._switch.pooled:
             self._room.hold()
-        self._jobs.adopt(job)
 
     async def begin(self, asked: str, actor: str, *, approval: Approval) -> StoredJob:
         """The job, running; or done already, where that is the one in use and it answers.

@@ -126,7 +126,6 @@ class LoadTasks:
             spawn(self._end(load, job, is_resumed=True), name=f"load task {load.model}")
             return
         slot = self._slot(load.model)
-        self._jobs.adopt(job)
         if slot is None:
             spawn(self._resume_at_server(load, job), name=f"load task {load.model}")
             return

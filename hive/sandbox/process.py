@@ -273,9 +273,13 @@ class RunningProcess:
         else:
             returncode = self._child.poll()
             code = None if returncode is None else exit_code(returncode)
+        self._tell_of_closed_paths(code)
+        return code
+
+    def _tell_of_closed_paths(self, code: int | None) -> None:
+        """Its user may not read its script: that is why it has ended, where nothing else is known."""
         spec = self._spec
         self.why_ended = self.why_ended or why_unread(spec.command, code, spec.uid, spec.gid)
-        return code
 
     def _tell_of_memory(self, killed: int) -> None:
         """Into the agent's log too: there its owner looks for why it ended."""

@@ -72,25 +72,22 @@ class ProcessTemplates:
             made.callback(fence.remove)
             out, its = os.pipe2(os.O_CLOEXEC)
             made.callback(os.close, out)
-            program = -1
             try:
-                program = handed_over.open_fork_server()
-                child = spawn(
-                    handed_over.command(spec.python, program, control.fileno()),
-                    env=environment_of_template(spec),
-                    cwd="/",
-                    uid=spec.first_uid,
-                    gid=spec.first_uid,
-                    stdout_fd=its,
-                    cgroup_dir=leaf.path if leaf else None,
-                    limit_dirs=fence.dirs,
-                    keep_fds=[control.fileno(), program],
-                    no_new_privs=True,
-                )
+                with handed_over.opened_fork_server() as program:
+                    child = spawn(
+                        handed_over.command(spec.python, program, control.fileno()),
+                        env=environment_of_template(spec),
+                        cwd="/",
+                        uid=spec.first_uid,
+                        gid=spec.first_uid,
+                        stdout_fd=its,
+                        cgroup_dir=leaf.path if leaf else None,
+                        limit_dirs=fence.dirs,
+                        keep_fds=[control.fileno(), program],
+                        no_new_privs=True,
+                    )
             finally:
                 os.close(its)
-                if program >= 0:
-                    os.close(program)
             if spec.pin:
                 with contextlib.suppress(OSError):  # without the right to it the template says that it is not pinned
                     resource.prlimit(child.pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)

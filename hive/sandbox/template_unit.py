@@ -135,11 +135,8 @@ async def _hand_control(listening: socket.socket, unit: str, spec: TemplateSpec,
             raise NotPermitted("another process than its own asked for its socket")
         command = handed_over.command(spec.python, connect.PROGRAM_FD, connect.CONTROL_FD)
         order = {"command": command, "env": environment_of_template(spec)}
-        program = handed_over.open_fork_server()
-        try:
+        with handed_over.opened_fork_server() as program:
             socket.send_fds(its, [msgspec.json.encode(order)], [control.fileno(), program])
-        finally:
-            os.close(program)
     return main
 
 

@@ -44,7 +44,6 @@ from hive.link.helper import PagedOut, dialled
 from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
 from hive.sandbox import home, pageout, syscall_filter, template_unit_plan, unit_handover, unit_plan
-from hive.sandbox.closed_paths import why_unread
 from hive.sandbox.container_group import paths_of
 from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
@@ -104,8 +103,8 @@ class RunningUnit(RunningProcess):
             log.warning("agent_out_of_memory agent=%s limits.memory_mb=%s", self._spec.name, limit)
         with contextlib.suppress(HiveError):
             await systemd.forget(self.run.handle)
-        code, spec = None if ended is None else ended.code, self._spec
-        self.why_ended = self.why_ended or why_unread(spec.command, code, spec.uid, spec.gid)
+        code = None if ended is None else ended.code
+        self._tell_of_closed_paths(code)
         return code
 
     def _remove_groups(self) -> None:

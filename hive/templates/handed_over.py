@@ -7,6 +7,8 @@ it, and with the file of `hive` that a script imports.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(os.path.abspath(__file__)).parent
@@ -32,16 +34,13 @@ def fork_server() -> str:
     return _BEGIN.format(sources=sources)
 
 
-def open_fork_server() -> int:
-    """A descriptor of that program, the caller's to close. Each template gets one of its own: it may write to it."""
-    fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
-    try:
-        with open(fd, "w", encoding="utf-8", closefd=False) as file:
-            file.write(fork_server())
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+@contextmanager
+def opened_fork_server() -> Iterator[int]:
+    """A descriptor of that program, closed here at the end. Each template gets one of its own: it may write to it."""
+    with open(os.memfd_create(NAME, os.MFD_CLOEXEC), "w", encoding="utf-8") as file:
+        file.write(fork_server())
+        file.flush()
+        yield file.fileno()
 
 
 def command(python: str, program_fd: int, control_fd: int) -> list[str]:

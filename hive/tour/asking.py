@@ -82,7 +82,7 @@ async def ask_model(
                     return _with_error(seen, event)
                 if has_word(event):
                     if seen.first_ms is None:
-                        seen = seen._replace(first_ms=_since_ms(begun))
+                        seen = seen._replace(first_ms=since_ms(begun))
                     seen = seen._replace(words=seen.words + 1)
                     on_word()
                 if usage := event.get("usage"):
@@ -123,7 +123,7 @@ async def ask_agent(
     begun = time.perf_counter()
     try:
         response = await client.request(method, url, json=body)
-        took_ms = _since_ms(begun)
+        took_ms = since_ms(begun)
         response.raise_for_status()
     except httpx.HTTPStatusError as error:
         raise AgentDown(f"{method} to the agent: {error.response.status_code} {error.response.text[:300]}") from None
@@ -132,5 +132,6 @@ async def ask_agent(
     return took_ms, decoded(response.content)
 
 
-def _since_ms(begun: float) -> float:
+def since_ms(begun: float) -> float:
+    """Milliseconds from `begun`, a time of `perf_counter`, to now."""
     return round((time.perf_counter() - begun) * 1e3, 1)

@@ -22,7 +22,7 @@ from hive.host.listener import listener_at
 from hive.host.process import TICK_US, identify, read_stat
 from hive.http_client import httpx
 from hive.tasks import spawn
-from hive.tour.asking import HeardAnswer, ModelDoor, ask_agent, ask_model
+from hive.tour.asking import HeardAnswer, ModelDoor, ask_agent, ask_model, since_ms
 from hive.tour.free_ports import free_ports
 from hive.tour.own_hive import OwnHive
 from hive.tour.steps import FLOOD, IDLE_S, LIGHT, PLACES
@@ -96,7 +96,7 @@ class Scenes:
         """Creates the agents; each has a first turn."""
         begun = time.perf_counter()
         await self._agents_there()
-        up_ms = _since_ms(begun)
+        up_ms = since_ms(begun)
         turns = await asyncio.gather(*(self._turn(name) for name in self._specs))
         views = {name: await self._view(name) for name in self._specs}
         rows = [
@@ -204,7 +204,7 @@ class Scenes:
                 if view["status"] == "paused" and view["name"] in self._specs:
                     asleep_at.setdefault(view["name"], time.perf_counter())
             self._progress(f"{len(asleep_at)} of {len(self._specs)} asleep")
-            if _since_ms(begun) > ASLEEP_S * 1e3:
+            if since_ms(begun) > ASLEEP_S * 1e3:
                 late = [name for name in self._specs if name not in asleep_at and name not in ordered]
                 ordered.update(late)
                 await asyncio.gather(*(self._pause(name) for name in late))
@@ -283,7 +283,7 @@ class Scenes:
             self._summed(FLOODING, flooded, at_once=FLOOD),
             self._summed(LIGHT_ONE, answers, at_once=1),
         ]
-        return {"places": PLACES, "tenants": rows, "all_ms": _since_ms(begun)}
+        return {"places": PLACES, "tenants": rows, "all_ms": since_ms(begun)}
 
     def _summed(self, name: str, answers: Sequence[HeardAnswer], *, at_once: int) -> Answer:
         first = [answer.first_ms for answer in answers if answer.first_ms is not None]
@@ -461,7 +461,3 @@ async def _answers(port: int, *, within_s: float) -> bool:
     except OSError:
         await asyncio.sleep(max(0.0, begun + within_s - time.monotonic()))
         return False
-
-
-def _since_ms(begun: float) -> float:
-    return round((time.perf_counter() - begun) * 1e3, 1)

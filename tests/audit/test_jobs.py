@@ -20,7 +20,7 @@ async def test_the_end_of_a_job_that_an_earlier_daemon_left_is_waited_for(databa
     asked = asyncio.create_task(jobs.get(job.id, wait_s=60.0))
     await asyncio.sleep(0.05)  # it waits by now
     assert not asked.done()
-    jobs.adopt(job)  # as what carries a job on does: whoever waits goes on waiting
+    jobs.adopt(job)  # once more: the wait goes on
     await jobs.give_up([job])
     assert (await asked).state is JobState.FAILED
 

@@ -33,7 +33,15 @@ class CodeBlock(NamedTuple):
 
 def blocks(page: str) -> Iterator[CodeBlock]:
     """The fenced blocks of a page, in their order."""
-    text = (ROOT / page).read_text()
+    return blocks_in((ROOT / page).read_text(), page)
+
+
+def blocks_in(text: str, page: str = "") -> Iterator[CodeBlock]:
+    """The same of a text.
+
+    >>> [(block.line, block.kind, block.text) for block in blocks_in("One:\\n\\n  ```sh\\n  ls\\n  ```\\n")]
+    [(3, 'sh', 'ls\\n')]
+    """
     for found in FENCED.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
         yield CodeBlock(page, line, found["kind"], textwrap.dedent(found["text"]))

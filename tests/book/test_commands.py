@@ -12,10 +12,10 @@ import pytest
 
 from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE, root
+from tests.book.blocks import blocks_in
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^( *)```([a-z]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELLS = ("", "console", "sh", "bash")
 ENDS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "<<", "2>", "(", ")", "|&", ">&", "&>", "<<<"})
 BEFORE = re.compile(r"[A-Z][A-Z0-9_]*=.*|sudo|-u|-E|--user=\S+|time|exec")
@@ -28,10 +28,10 @@ def typed(text: str) -> Iterator[str]:
     >>> list(typed("```console\\n$ hive agent \\\\\\n    list\\nNAME\\n```\\n"))
     ['hive agent      list']
     """
-    for indent, language, block in BLOCK.findall(text):
-        if language not in SHELLS:
+    for block in blocks_in(text):
+        if block.kind not in SHELLS:
             continue
-        lines = [line.removeprefix(indent) for line in block.replace("\\\n", " ").splitlines()]
+        lines = block.text.replace("\\\n", " ").splitlines()
         has_prompts = any(line.startswith("$ ") for line in lines)
         for line in lines:
             if line.startswith("$ "):
@@ -45,12 +45,13 @@ def calls(line: str) -> list[list[str]]:
 
     >>> calls("sudo hive agent list --json | jq .  # all"), calls("docker compose exec daemon hive ps && ls")
     ([['agent', 'list', '--json']], [['ps']])
+    >>> calls('curl "$(hive agent show ann --tokens | tail -1)"')
+    [['agent', 'show', 'ann', '--tokens']]
     """
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
     found: list[list[str]] = []
     words: list[str] = []
-    for word in [*lexer, ";"]:
+    quoted = re.findall(r'"\$\(([^()]+)\)', line)
+    for word in [word for part in (line, *quoted) for word in (*_words(part), ";")]:
         if word not in ENDS:
             words.append(word)
             continue
@@ -58,6 +59,12 @@ def calls(line: str) -> list[list[str]]:
             found.append(words[at + 1 :])
         words = []
     return found
+
+
+def _words(line: str) -> shlex.shlex:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    return lexer
 
 
 def _of_hive(words: list[str]) -> int | None:

@@ -189,7 +189,7 @@ async def test_a_job_is_held_to_what_holds_its_agent(box: Box, llama_server_on_s
     assert job.error["code"] == "budget_exceeded", job
     missing = await ended(box, await begun(box, **HI | {"model": "nobody"}))
     assert missing.error is not None
-    assert missing.error["code"] == "not_found"
+    assert missing.error["code"] == "model_not_found"
 
 
 async def test_an_order_that_may_not_be_is_refused_before_anything_is_on_record(box: Box) -> None:
