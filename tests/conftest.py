@@ -28,6 +28,7 @@ from tests.workers import (
     pytest_configure,
     pytest_ignore_collect,
     pytest_make_collect_report,
+    pytest_runtest_teardown,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "pytest_configure",
     "pytest_ignore_collect",
     "pytest_make_collect_report",
+    "pytest_runtest_teardown",
     "pytest_xdist_auto_num_workers",
     "pytest_xdist_make_scheduler",
     "vllm_server",

@@ -12,7 +12,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -30,8 +29,8 @@ from hive.holders.lease_socket import OtherNamespace
 from hive.settings.rows import rows_of
 from hive.settings.table import SECTIONS
 from hive.up.children import ChildFailed
+from tests.source_trees import ROOT, source_trees
 
-ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/reference/errors.md"
 OUTSIDE = (ChildFailed, OtherNamespace)
 """Classes of errors that are defined where they are raised, and have a code of their own."""
@@ -48,8 +47,8 @@ FAULTS = {"EngineFault", "WorkflowRefused"}
 @cache
 def trees() -> dict[str, ast.Module]:
     return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text())
-        for path in sorted((ROOT / "hive").rglob("*.py"))
+        str(path.relative_to(ROOT)): tree
+        for path, tree in source_trees().items()
         if "explain" not in path.relative_to(ROOT / "hive").parts
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HIVE = Path(__file__).parents[1] / "hive"
+from tests.source_trees import HIVE, source_trees
 
 LEAVES = {
     "budgets",
@@ -175,14 +175,6 @@ WITHOUT_ROOM = {"", "__main__"}
 """`hive` itself (the version) and `python -m hive`, which only calls the CLI."""
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in HIVE.rglob("*.py") if "__pycache__" not in path.parts)
-
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
 def name_of(path: Path) -> str:
     """`hive/queue/gate.py` → `queue.gate`; a package's `__init__` has the package's name."""
     parts = list(path.relative_to(HIVE).with_suffix("").parts)
@@ -230,16 +222,16 @@ def may_import(importer: str, imported: str, *, inside: bool) -> bool:
 def test_imports_point_down() -> None:
     wrong = [
         f"{path}:{line}: hive.{importer} imports hive.{name}"
-        for path in modules()
+        for path, tree in source_trees().items()
         for importer in [name_of(path)]
-        for name, inside, line in imports_of(tree_of(path))
+        for name, inside, line in imports_of(tree)
         if not may_import(importer, name, inside=inside)
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_room_is_in_the_table() -> None:
-    rooms = {name_of(path).partition(".")[0] for path in modules()} - WITHOUT_ROOM
+    rooms = {name_of(path).partition(".")[0] for path in source_trees()} - WITHOUT_ROOM
     assert rooms <= ALLOWED.keys(), f"rooms without a row: {sorted(rooms - ALLOWED.keys())}"
 
 
@@ -347,9 +339,9 @@ def test_tasks_and_processes_are_started_in_one_place() -> None:
     """But for the sample agents, the fork server and what becomes it: each is a program of its own."""
     wrong = [
         f"{path}:{line}: {name} belongs to {home}"
-        for path in modules()
+        for path, tree in source_trees().items()
         if not name_of(path).startswith("demo.agents.") and name_of(path) not in OWN_PROGRAMS
-        for name, line in uses_of(tree_of(path))
+        for name, line in uses_of(tree)
         if (home := ONLY_IN.get(name, "host.process")) != name_of(path)
     ]
     assert not wrong, "\n".join(wrong)
@@ -386,9 +378,9 @@ def test_only_the_governor_makes_approvals() -> None:
     """One that was made where a model left for another one let it leave again with a token that was used already."""
     wrong = [
         f"{path}:{line}"
-        for path in modules()
+        for path, tree in source_trees().items()
         if name_of(path) != "control.governance"
-        for line in approvals_in(tree_of(path))
+        for line in approvals_in(tree)
     ]
     assert not wrong, "\n".join(wrong)
-    assert approvals_in(tree_of(HIVE / "control" / "governance.py"))
+    assert approvals_in(source_trees()[HIVE / "control" / "governance.py"])

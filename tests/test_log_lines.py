@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.log_lines import LINE_MAX, MESSAGE, JsonLines, LogEntry, goes_to_journal, in_words, parse
-
-HIVE = Path(__file__).parents[1] / "hive"
+from tests.source_trees import HIVE, source_trees
 
 
 def line_of(template: object, *args: object, name: str = "hive.test", level: int = logging.INFO, **more: Any) -> str:
@@ -151,9 +150,9 @@ def test_a_moment_is_read_as_it_was_written() -> None:
     assert parse('{"event": "x", "ts": "yesterday"}').at is None
 
 
-def calls(path: Path) -> Iterator[tuple[str, str]]:
+def calls(path: Path, tree: ast.Module) -> Iterator[tuple[str, str]]:
     """(where, template) of every line that a file of Hive writes."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -170,7 +169,7 @@ def calls(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_every_line_hive_writes_is_an_event() -> None:
     """Its first word names it, and none of its arguments falls outside a field but in words at its end."""
-    found = [call for path in sorted(HIVE.rglob("*.py")) for call in calls(path)]
+    found = [call for path, tree in source_trees().items() for call in calls(path, tree)]
     assert len(found) > 200
     # Numbers fit every %.
     events = {where: entry_of(text, *range(1, text.replace("%%", "").count("%") + 1)).event for where, text in found}

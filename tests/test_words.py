@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-HIVE = ROOT / "hive"
+from tests.source_trees import HIVE, ROOT, source_trees
 
 FORBIDDEN = re.compile(
     r"(who|whom|whose|whoever|whomever|what|whatever|whether|where|wherever|how|however|which|whichever|when|whenever"
@@ -71,18 +70,18 @@ def is_predicate(node: ast.AST, statement: ast.Expr) -> bool:
     )
 
 
-def wrong_openings(source: str) -> list[str]:
+def wrong_openings(tree: ast.AST) -> list[str]:
     """`line: first words` of each docstring that begins with a forbidden word.
 
-    >>> wrong_openings('def first(): "What is first."')
+    >>> wrong_openings(ast.parse('def first(): "What is first."'))
     ['1: What is first.']
-    >>> wrong_openings('def is_first() -> bool: "Whether it is."'), wrong_openings('X = 1; "The first of all."')
-    ([], [])
-    >>> wrong_openings('def is_first() -> bool: "Whether it is."; X = 1; "Whether it was."')
+    >>> wrong_openings(ast.parse('def is_first() -> bool: "Whether it is."; X = 1; "The first of all."'))
+    []
+    >>> wrong_openings(ast.parse('def is_first() -> bool: "Whether it is."; X = 1; "Whether it was."'))
     ['1: Whether it was.']
     """
     wrong = []
-    for node, statement, text in docstrings(ast.parse(source)):
+    for node, statement, text in docstrings(tree):
         opening = FORBIDDEN.match(text.lstrip())
         if opening and not (opening[0] == "Whether" and is_predicate(node, statement)):
             wrong.append(f"{statement.lineno}: {text.strip().splitlines()[0][:60]}")
@@ -91,18 +90,19 @@ def wrong_openings(source: str) -> list[str]:
 
 @pytest.mark.parametrize("room", ["", *sorted(path.parent.name for path in HIVE.glob("*/__init__.py"))])
 def test_docstrings_open_with_a_verb_or_a_noun(room: str) -> None:
-    files = sorted((HIVE / room).rglob("*.py")) if room else sorted(HIVE.glob("*.py"))
-    assert files, f"no room hive/{room}"
-    _hold_openings_of(files)
+    place = HIVE / room
+    trees = {path: tree for path, tree in source_trees().items() if place in (path.parents if room else [path.parent])}
+    assert trees, f"no room hive/{room}"
+    _hold_openings_of(trees)
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "tests"])
 def test_docstrings_of_tests_do_so_too(folder: str) -> None:
-    _hold_openings_of(sorted((ROOT / folder).rglob("*.py")))
+    _hold_openings_of({path: ast.parse(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))})
 
 
-def _hold_openings_of(files: list[Path]) -> None:
-    wrong = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in wrong_openings(path.read_text())]
+def _hold_openings_of(trees: Mapping[Path, ast.AST]) -> None:
+    wrong = [f"{path.relative_to(ROOT)}:{line}" for path, tree in trees.items() for line in wrong_openings(tree)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -126,27 +126,27 @@ def _hold_openings_of(files: list[Path]) -> None:
     ],
 )
 def test_openings_are_judged_by_their_first_word(source: str, is_wrong: bool) -> None:
-    assert bool(wrong_openings(source)) is is_wrong
+    assert bool(wrong_openings(ast.parse(source))) is is_wrong
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-def class_names(source: str) -> Iterator[str]:
+def class_names(tree: ast.AST) -> Iterator[str]:
     """The public names of the classes and named types of a file.
 
-    >>> [list(class_names(f"class {name}: pass")) for name in ("A", "_B")]
+    >>> [list(class_names(ast.parse(f"class {name}: pass"))) for name in ("A", "_B")]
     [['A'], []]
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
 
 
 def test_no_public_class_name_stands_twice_in_the_tree() -> None:
     places: dict[str, list[str]] = {}
-    for path in sorted(HIVE.rglob("*.py")):
-        for name in class_names(path.read_text()):
+    for path, tree in source_trees().items():
+        for name in class_names(tree):
             places.setdefault(name, []).append(str(path.relative_to(ROOT)))
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert not twice, "\n".join(f"{name}: {', '.join(found)}" for name, found in twice.items())

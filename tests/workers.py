@@ -32,10 +32,11 @@ UNKNOWN_S = 5.0
 """Seconds that a file is taken for that was not measured yet."""
 SHARED = {
     "vllm_server": re.compile(r"\bvllm_server\b"),
+    "source trees": re.compile(r"\btests\.source_trees\b"),
     "default ports": re.compile(r"\bpackage_sources\b|\bonline=True"),
 }
-"""Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; a
-box that is installed in this machine's network, with the ports of the settings."""
+"""Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; Hive's
+sources, parsed; a box that is installed in this machine's network, with the ports of the settings."""
 APART = ("chaos", "bare", "systemd", "vsock", "ray")
 """Markers of the suites that only .ci/run runs as a whole."""
 ENGINES = ("engines", "vllm", "diffusers", "docker")
@@ -273,6 +274,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     huge_pages.collapse()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leaves out what a file leaves for good, too: late in a run, a look at the open descriptors collected for 4 s."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -2,8 +2,8 @@
 coverage, fuzzing, stateful along the links) and every check, with the exceptions that api_fuzzing.toml gives reasons
 for. Nothing that it makes up can be run, opened or reached (populated.py).
 
-A few examples of each here, always the same, and fewer where HIVE_EXAMPLES is not `all`; HIVE_API_FUZZ_S=600 gives
-each of the two runs so many seconds, and other examples each time.
+A few examples of each here, always the same; fewer, and no `coverage`, where HIVE_EXAMPLES is not `all`.
+HIVE_API_FUZZ_S=600 gives each of the two runs so many seconds, and other examples each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.api.populated import Where, running
-from tests.examples import stride
+from tests.examples import is_all, stride
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "api_fuzzing.toml"
-PHASES = "examples,coverage,fuzzing,stateful"
+PHASES = "examples,coverage,fuzzing,stateful" if is_all() else "examples,fuzzing,stateful"
 LONG_S = int(os.environ.get("HIVE_API_FUZZ_S", "0"))
 EXAMPLES = 6 // stride(3)
 QUICK = """

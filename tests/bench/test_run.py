@@ -75,6 +75,7 @@ def test_the_kernel_alone_holds_some_agents_and_the_run_says_how_many(tmp_path: 
     assert found["asked"]["swap"] == "zram"
 
 
+@pytest.mark.wide
 def test_each_way_has_its_first_step_however_long_those_before_it_took(tmp_path: Path) -> None:
     log = tmp_path / "log"
     found = result_of(begin(200, "zram", "none,kernel", 2, log, way_s=0.1), log)
@@ -105,7 +106,7 @@ def pids_below(box: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("swap", ["zram", "file"])
+@pytest.mark.parametrize("swap", ["zram", pytest.param("file", marks=pytest.mark.wide)])
 def test_what_a_killed_run_left_the_next_one_cleans(swap: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = begin(200, swap, "kernel", 3, log)
@@ -122,6 +123,7 @@ def test_what_a_killed_run_left_the_next_one_cleans(swap: str, tmp_path: Path) -
     result_of(begin(200, "zram", "kernel", 2, next_log), next_log)
 
 
+@pytest.mark.wide
 def test_what_a_run_left_that_was_killed_with_its_hive_the_next_one_cleans(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = begin(400, "zram", "hive", 2, log)

@@ -91,7 +91,7 @@ def commands(pids: set[int]) -> list[bytes]:
     return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
 
 
-@pytest.mark.parametrize("template", [False, True])
+@pytest.mark.parametrize("template", [pytest.param(False, marks=pytest.mark.wide), True])
 async def test_each_process_of_hive_and_of_its_agents_is_in_the_box_and_so_is_their_memory(
     ground: VillageGround, template: bool
 ) -> None:
@@ -112,6 +112,7 @@ async def test_each_process_of_hive_and_of_its_agents_is_in_the_box_and_so_is_th
         assert [await turn(target) is not None for target in made.targets] == [True] * 3
 
 
+@pytest.mark.wide
 async def test_a_hive_after_another_of_the_same_run_has_no_agents_yet(ground: VillageGround) -> None:
     for template in (False, True):
         async with village(ground, template=template) as made:

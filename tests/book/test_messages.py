@@ -13,7 +13,8 @@ from functools import cache
 
 import pytest
 
-from tests.book.blocks import ROOT, blocks
+from tests.book.blocks import blocks
+from tests.source_trees import source_trees
 
 PAGE = "docs/troubleshooting.md"
 LEAST = 9
@@ -35,8 +36,8 @@ def fragments_of(node: ast.expr) -> Iterator[str]:
 def fragments() -> frozenset[str]:
     """All of `hive/`, those that are long enough to say something."""
     found = set()
-    for path in (ROOT / "hive").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for tree in source_trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant | ast.JoinedStr):
                 found |= {text.partition("\n")[0].strip(" .,:;") for text in fragments_of(node)}
     return frozenset(text for text in found if len(text) >= LEAST)

@@ -115,6 +115,7 @@ def test_what_comfyui_never_began_costs_no_image(hive: Stack, box: ComfyBox) -> 
     assert (totals()["images"], totals()["pixel_steps"]) == (1, 64 * 32)
 
 
+@pytest.mark.wide
 def test_a_client_that_leaves_has_its_prompt_ended_and_the_place_kept_until_then(hive: Stack, box: ComfyBox) -> None:
     with client_of(hive) as client:
         client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})
@@ -147,6 +148,7 @@ def test_a_comfyui_that_is_killed_in_the_middle_is_told_and_served_from_again(hi
         assert client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1}).data
 
 
+@pytest.mark.wide
 def test_its_memory_is_given_back_when_the_pool_unloads_it(hive: Stack, box: ComfyBox) -> None:
     with client_of(hive) as client:
         client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})
@@ -161,6 +163,7 @@ def test_its_memory_is_given_back_when_the_pool_unloads_it(hive: Stack, box: Com
     )
 
 
+@pytest.mark.wide
 def test_without_a_comfyui_its_models_are_refused_in_words(box: ComfyBox) -> None:
     (box.workflows / "plain.json").write_text(workflow()[:-1])
     told = f"[comfyui]\nurl = http://127.0.0.1:{box.port}\nworkflows_dir = {box.workflows}\nvram_mb = 100\n"

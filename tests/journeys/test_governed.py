@@ -139,6 +139,7 @@ def test_an_operation_is_asked_for_signed_shown_verified_and_sent(signers: Signe
     assert json.loads(replayed.err)["code"] == "op_token_replayed"
 
 
+@pytest.mark.wide
 def test_what_the_runner_api_alone_has_is_sent_there(signers: Signers) -> None:
     hive = signers.hive
     until(lambda: loaded(hive)["tiny"], within_s=10, what="tiny loaded")
@@ -218,6 +219,7 @@ def test_every_order_takes_the_token_or_the_reason_of_root(signers: Signers) -> 
     assert [row["detail"]["reason"] for row in events] == ["ann is ill"]
 
 
+@pytest.mark.wide
 def test_a_load_that_says_what_leaves_is_signed_with_that(signers: Signers) -> None:
     words = ("model", "load", "tiny", "--evict", "small", "--json")
     signers.ok("op", "submit", signers.signed("there.op", "model-load", "modelId=small"))

@@ -109,6 +109,7 @@ def test_agents_neither_unload_nor_bound_a_model_in_any_dialect(
     assert slots(hive)["alpha"]["state"] == "ready"
 
 
+@pytest.mark.wide
 def test_a_model_asked_for_by_ollamas_own_name_waits_for_the_pool_as_well(
     hive: Stack, server: Program, client: ollama.Client
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_model_asked_for_by_ollamas_own_name_waits_for_the_pool_as_well(
     assert {"alpha", "chat", "other:latest"} <= set(listed)
 
 
+@pytest.mark.wide
 def test_what_ollama_drops_by_itself_is_cold_and_nobodys_fault(
     hive: Stack, server: Program, client: ollama.Client
 ) -> None:
@@ -133,6 +135,7 @@ def test_what_ollama_drops_by_itself_is_cold_and_nobodys_fault(
     assert "server_crashed" not in hive.log
 
 
+@pytest.mark.wide
 def test_a_model_that_somebody_loads_past_hive_is_booked_and_kept(hive: Stack, server: Program) -> None:
     post(server, "/api/generate", model="alpha", keep_alive="10s", stream=False)
     until_state(hive, "alpha", "ready")

@@ -377,6 +377,7 @@ with stack(config="[template rd]\\npython = /usr/bin/python3\\nscript = SCRIPT\\
 """
 
 
+@pytest.mark.wide
 def test_hive_up_of_a_user_has_a_ready_state_too() -> None:
     with tempfile.TemporaryDirectory(prefix="hive-test-ready-", dir="/var/tmp") as base:
         os.chmod(base, 0o755)

@@ -197,6 +197,7 @@ async def test_the_server_has_the_environment_of_its_agent_and_ends_with_its_job
     assert [row["detail"]["command"] for row in rows] == [MCP]
 
 
+@pytest.mark.wide
 async def test_a_server_that_dies_is_started_anew_by_the_next_call(tools: ToolBox) -> None:
     script = 'call say={"text":"a"} | call die={} | call say={"text":"b"} | data 1'
     first, died, second = await tools.results(script, mcp(*MCP))
@@ -204,7 +205,9 @@ async def test_a_server_that_dies_is_started_anew_by_the_next_call(tools: ToolBo
     assert "I am dying; the next call opens it anew" in died
 
 
-@pytest.mark.parametrize("words", [(), ("--stateless",)], ids=["session", "stateless"])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(("--stateless",), marks=pytest.mark.wide)], ids=["session", "stateless"]
+)
 async def test_a_server_at_the_agents_port_is_spoken_to_through_ingress(tools: ToolBox, words: tuple[str, ...]) -> None:
     await agent(tools.box, "mcp", "mcp_server.py", *words, "--port")
     script = 'call add={"a":2,"b":3} | wait 2 call hang={} | call fail={} | call long={"size":9000000} | '
@@ -221,6 +224,7 @@ async def test_a_server_at_the_agents_port_is_spoken_to_through_ingress(tools: T
     assert ("longer than 4194304 bytes" in said[3], said[4]) == (True, "x"), said
 
 
+@pytest.mark.wide
 async def test_tools_that_are_not_there_fail_the_job_before_its_first_turn(tools: ToolBox) -> None:
     for entry, words in (
         (mcp(*RUDE, "dies-at-once"), "its last words: no such model"),
@@ -248,6 +252,7 @@ async def test_an_order_names_agents_that_are_there_and_of_its_tenant(tools: Too
     assert await tools.results("call echo={} | data 1", function("echo", "other"), tenant="acme") == ["{}"]
 
 
+@pytest.mark.wide
 async def test_an_agent_that_is_removed_in_mid_job_is_gone_for_its_tools(tools: ToolBox) -> None:
     """Also where another one has its name since."""
     script = (

@@ -140,6 +140,7 @@ def test_on_a_terminal_each_step_waits_and_sleepers_are_frozen_while_one_reads(p
         tour.close()
 
 
+@pytest.mark.wide
 def test_a_step_is_skipped_in_its_middle_and_the_next_one_has_what_it_needs(passable: Path) -> None:
     tour = TourTerminal(passable, "--step", "1", "--step", "3")
     try:
@@ -157,6 +158,7 @@ def test_a_step_is_skipped_in_its_middle_and_the_next_one_has_what_it_needs(pass
         tour.close()
 
 
+@pytest.mark.wide
 def test_without_colour_it_is_plain_text_and_nobody_is_asked_with_yes(passable: Path) -> None:
     tour = RunningTour(passable, "--yes", "--step", "6")
     try:
@@ -171,6 +173,7 @@ def test_without_colour_it_is_plain_text_and_nobody_is_asked_with_yes(passable: 
         tour.close()
 
 
+@pytest.mark.wide
 def test_on_a_terminal_that_wants_no_colour_it_is_plain_text_with_keys(passable: Path) -> None:
     tour = TourTerminal(passable, "--step", "6", NO_COLOR="1")
     try:
@@ -184,6 +187,7 @@ def test_on_a_terminal_that_wants_no_colour_it_is_plain_text_with_keys(passable:
         tour.close()
 
 
+@pytest.mark.wide
 def test_settings_and_state_of_another_hive_are_not_touched(passable: Path) -> None:
     """Variables that mean another Hive, its Redis or its settings are none of a tour's business."""
     other = {"HIVE_STATE_DIR": str(passable / "other"), "REDIS_URL": "redis://127.0.0.1:1/0"}
@@ -205,6 +209,7 @@ sys.exit(main(["demo", "--json", "--step", "2", "--step", "3"]))
 
 
 @pytest.mark.root
+@pytest.mark.wide
 def test_an_ordinary_user_has_the_same_tour(passable: Path) -> None:
     passable.chmod(0o777)
     told = [json.loads(line) for line in run_as_nobody(NOBODYS.format(place=str(passable))).splitlines()]

@@ -38,6 +38,7 @@ def test_ctrl_c_leaves_nothing(point: str, passable: Path) -> None:
         tour.close()
 
 
+@pytest.mark.wide
 def test_sigterm_in_a_pipe_in_the_middle_of_the_flood_leaves_nothing(passable: Path) -> None:
     tour = RunningTour(passable, "--step", "4")
     try:
@@ -50,6 +51,7 @@ def test_sigterm_in_a_pipe_in_the_middle_of_the_flood_leaves_nothing(passable: P
         tour.close()
 
 
+@pytest.mark.wide
 def test_a_closed_terminal_leaves_nothing(passable: Path) -> None:
     tour = TourTerminal(passable)
     try:
@@ -61,6 +63,7 @@ def test_a_closed_terminal_leaves_nothing(passable: Path) -> None:
         tour.close()
 
 
+@pytest.mark.wide
 def test_a_reader_that_left_is_no_error_message_and_leaves_nothing(passable: Path) -> None:
     tour = UnreadTour(passable, "--step", "6")
     try:
@@ -71,6 +74,7 @@ def test_a_reader_that_left_is_no_error_message_and_leaves_nothing(passable: Pat
         tour.close()
 
 
+@pytest.mark.wide
 def test_q_before_the_first_step_is_an_orderly_end(passable: Path) -> None:
     tour = TourTerminal(passable)
     try:
@@ -112,6 +116,7 @@ def test_what_a_killed_tour_left_the_next_one_removes(killed: str, passable: Pat
         tour.close()
 
 
+@pytest.mark.wide
 def test_a_hive_that_is_killed_under_its_tour_is_an_error_and_nothing_is_left(passable: Path) -> None:
     tour = TourTerminal(passable)
     try:
@@ -127,6 +132,7 @@ def test_a_hive_that_is_killed_under_its_tour_is_an_error_and_nothing_is_left(pa
         tour.close()
 
 
+@pytest.mark.wide
 def test_a_tour_that_lives_is_not_cleaned_away_by_another_one(passable: Path) -> None:
     tour = TourTerminal(passable)
     try:

@@ -223,6 +223,7 @@ def test_killed_itself_its_children_leave_and_the_next_one_adopts_the_agents_on_
     assert not ann.is_running() or ann.status() == psutil.STATUS_ZOMBIE, hive.said()
 
 
+@pytest.mark.wide
 def test_a_second_interrupt_does_not_wait_for_a_deaf_agent(hive: HiveUp) -> None:
     hive.start().until_up()
     view = agent(hive, "deaf", DEAF)
@@ -291,6 +292,7 @@ def refused(*flags: str, path: str | None = None, state: Path) -> tuple[int, str
     return ran.returncode, ran.stderr
 
 
+@pytest.mark.wide
 def test_with_redis_url_no_redis_of_its_own_is_started_or_needed(
     hive: HiveUp, redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +370,7 @@ def test_a_state_directory_that_is_a_file_is_a_clear_error(passable: Path) -> No
 
 @pytest.mark.root
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-@pytest.mark.parametrize("room_kib", [0, 64])
+@pytest.mark.parametrize("room_kib", [0, pytest.param(64, marks=pytest.mark.wide)])
 def test_a_full_disk_is_said_and_nothing_stays_running(small_disk: Path, room_kib: int) -> None:
     """Full at once, and full after the first files: the process that meets it first says so."""
     state = small_disk / "state"

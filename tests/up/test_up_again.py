@@ -76,6 +76,7 @@ def test_what_hive_stopped_when_it_ended_runs_again_and_what_ended_by_itself_sta
     assert hive.end() == 0
 
 
+@pytest.mark.wide
 def test_what_hive_stopped_without_its_daemon_runs_again_too(hive: HiveUp) -> None:
     """Stopped by the helper, because no daemon answered, they came back as `error: exited with 143`."""
     hive.start().until_up()
