@@ -35,8 +35,8 @@ SHARED = {
     "source trees": re.compile(r"\btests\.source_trees\b"),
     "default ports": re.compile(r"\bpackage_sources\b|\bonline=True"),
 }
-"""Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; Hive's
-sources, parsed; a box that is installed in this machine's network, with the ports of the settings."""
+"""Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; the
+sources of Hive, parsed; a box that is installed in this machine's network, with the ports of the settings."""
 APART = ("chaos", "bare", "systemd", "vsock", "ray")
 """Markers of the suites that only .ci/run runs as a whole."""
 ENGINES = ("engines", "vllm", "diffusers", "docker")
