@@ -12,6 +12,7 @@ import pytest
 HIVE = Path(__file__).parents[1] / "hive"
 
 LEAVES = {
+    "agent_orders",
     "budgets",
     "build",
     "conditions",
