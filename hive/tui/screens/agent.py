@@ -86,8 +86,8 @@ def _age(row: AgentLine, now: float) -> str:
 def _wakes(row: AgentLine) -> list[str]:
     if row.wakes is None:
         return []
-    last = "" if row.last_wake_ms is None else f", the last in {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
-    return [f"{some(row.wakes, 'wake')}{last}", f"{some(row.pauses or 0, 'sleep')} since Hive was started"]
+    last = "" if row.last_wake_ms is None else f", last {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
+    return [f"{some(row.wakes, 'wake')}{last}", f"{some(row.pauses or 0, 'sleep')} since start"]
 
 
 def why_of(row: AgentLine, view: Answer) -> str:
