@@ -41,6 +41,18 @@ class HiveError(Exception):
         super().__init__(self.message)
 
 
+class NotConfirmed(HiveError):
+    """A person was asked, and did not say yes."""
+
+    code = "not_confirmed"
+
+    def __init__(self, message: str = "nothing was changed", *, interrupted: bool = False) -> None:
+        """`interrupted`: the question was left with Ctrl-C."""
+        super().__init__(message)
+        if interrupted:
+            self.exit_code = 130
+
+
 class Refusal(HiveError):
     """Refused by policy."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hive.adapters.keys import EcSecretKey
-from hive.cli.lazy import CommandTable, LazyCommand, load
+from hive.cli.lazy import CommandTable, LazyCommand, is_argument, load
 from hive.cli.main import HIVE, SERVICES, main
 from hive.governance.envelope import TokenEnvelope
 from hive.governance.keys import new_secret_pem
@@ -96,6 +96,18 @@ def test_help_ends_with_examples_of_this_command(command: Command, capsys: pytes
     assert examples, help_text
     assert all(line.startswith("    ") for line in examples)
     assert any(line.strip().startswith(("hive", "git diff | hive")) for line in examples)
+
+
+@every_command
+def test_arguments_are_written_as_in_man_pages(command: Command) -> None:
+    """Typer made `[[CHECK]...]...` of them in the usage line, and `[CHECK]... <list[str]>` below it."""
+    path, entry = command
+    loaded = load(path[-1], entry)
+    context = loaded.context_class(loaded, info_name=path[-1])
+    words = loaded.collect_usage_pieces(context)[1:]
+    written = re.compile(r"(?!.*\.\.\.])([^][{}<>]+|\[[^][{}<>]+](\.\.\.)?)")
+    assert [word for word in words if not written.fullmatch(word)] == []
+    assert [name for param, name, _ in loaded.told(context) if is_argument(param)] == words
 
 
 @every_group

@@ -12,6 +12,7 @@ import pytest
 from tests.source_trees import HIVE, source_trees
 
 LEAVES = {
+    "agent_orders",
     "budgets",
     "build",
     "conditions",

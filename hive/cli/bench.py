@@ -44,7 +44,7 @@ LEAST_BOX_MIB = 128
 def sleep(
     call: CommandCall,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Agents; all that run or sleep.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Agents; if none is named all that run or sleep.")
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How often each is put to sleep.")] = 5,
 ) -> None:

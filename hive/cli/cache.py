@@ -9,6 +9,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall
 from hive.cli.op_options import BreakGlass, OpToken, headers_of
+from hive.cli.terminal import legend
 from hive.cli.text import UNKNOWN, one_line, span, table
 from hive.errors import UsageError
 
@@ -21,12 +22,15 @@ WITHIN_S = 30.0
 def show(call: CommandCall) -> None:
     """Shows what was reused of prompts, model by model, and what was flushed last.
 
+    REQUESTS are those whose server told what it reused, TOKENS those of their prompts. All are since Hive was started.
+
     Examples:
       hive cache
       hive cache show --json | jq '.models[] | {model, hit_rate}'
     """
     answer = call.client.get("/api/cache")
     call.show("cache.show", answer, lambda: _shown(answer, time.time()))
+    legend(call, "counted since Hive was started" if answer["models"] else "")
 
 
 def flush(
@@ -40,7 +44,7 @@ def flush(
     op_token: OpToken = None,
     break_glass: BreakGlass = "",
 ) -> None:
-    """Has nothing of earlier prompts used again. No request is ended, and none is kept waiting.
+    """Ends the reuse of earlier prompts. No request is ended, and none is kept waiting.
 
     Returns once that is so; after 5 s it says which job goes on: a llama-server's slot is erased when the request is
     over that is there. Exit code 4 where nothing of it can be flushed.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hive.cli.text import harmless
-from hive.errors import HiveError, NotFound, UsageError, as_said, did_you_mean
+from hive.errors import HiveError, NotConfirmed, NotFound, UsageError, as_said, did_you_mean
 
 if TYPE_CHECKING:
     from hive.client.client import Client
@@ -58,12 +58,13 @@ class CommandCall(typer.Context):
             err(harmless(text))
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Asks before something is lost; without a person to ask it wants `--yes`. Raises UsageError, Abort."""
+        """Asks before something is lost; without a person to ask it wants `--yes`. Raises UsageError, NotConfirmed."""
         if yes:
             return
         if not sys.stdin.isatty() or self.as_json:
             raise UsageError(f"{question} Nobody can be asked here", hint="say --yes")
-        typer.confirm(question, abort=True, err=True)
+        if not is_agreed(question, default=False):
+            raise NotConfirmed
 
     @contextmanager
     def about(self, ref: str) -> Iterator[None]:
@@ -82,6 +83,17 @@ class CommandCall(typer.Context):
         if any(ref in (agent["name"], agent["id"]) for agent in agents):
             return ""
         return did_you_mean(ref, [agent["name"] for agent in agents])
+
+
+def is_agreed(question: str, *, default: bool) -> bool:
+    """Whether a person says yes; the end of the input is a no. Raises NotConfirmed for Ctrl-C."""
+    try:
+        return typer.confirm(question, default=default, err=True)
+    except typer.Abort as error:
+        err("")  # the cursor stands behind the question
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise NotConfirmed(interrupted=True) from None
+        return False
 
 
 def out(text: str, *, end: str = "\n") -> None:

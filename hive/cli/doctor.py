@@ -8,7 +8,6 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,17 +22,19 @@ Result = Any
 """hive.doctor.doctor.Result: what starts the rest is loaded when a command runs."""
 WIDTH = 80
 NAME_COLUMNS = 19
-TOGETHER = {"sqlite": "redis", "disk": "redis", "gpu": "backend"}
-"""Groups of one check are shown with their neighbours."""
 INDENT = 6 + NAME_COLUMNS + 2
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+SHOWN = ("pass", "skip", "warn", "fail")
+"""The order on the screen: what is wrong stands last, next to the cursor."""
 
 
 def doctor(
     call: CommandCall,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECK]...", help="Checks or groups of them; all that are quick.")
+        list[str] | None,
+        typer.Argument(metavar="[CHECK]...", help="Checks or groups of them; if none is named all that are quick."),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Tell what was skipped, too, and why.")] = False,
     list_: Annotated[bool, typer.Option("--list", "-l", help="Only say which checks there are.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a failure, too.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended safely, then look again.")] = False,
@@ -43,12 +44,14 @@ def doctor(
 ) -> int:
     """Checks this host and the Hive on it: what is wrong, why, what changes it.
 
-    Takes less than 2 seconds, needs no root (it says what it may not see), and no Hive has to run. A check that is
-    named may take as long as it needs. --fix sets up zram, turns KSM off, and puts right owners and modes; no more.
-    Exit code 1 where a check failed.
+    Takes less than 2 seconds, needs no root (it says what it may not see), and no Hive has to run. What is wrong stands
+    last, each with its cure; checks that were skipped are counted, and told with --all, with --json, and where they are
+    named. A check that is named may take as long as it needs. --fix sets up zram, turns KSM off, and puts right owners
+    and modes; no more. Exit code 1 where a check failed.
 
     Examples:
       hive doctor
+      hive doctor --all
       hive doctor redis.acl memory
       sudo hive doctor memory.swap --fix
       hive doctor --strict --json | jq -r '.checks[] | select(.status == "fail") | .fix'
@@ -81,11 +84,11 @@ def doctor(
         "counts": _counts(results),
         "checks": [_shown(result) for result in results],
     }
-    took_s = time.monotonic() - began
+    took_s, every = time.monotonic() - began, every or bool(names)
     if sys.stdout.isatty() and not call.as_json:
-        _print_coloured(results, took_s)
+        _print_coloured(results, took_s, every=every)
     else:
-        call.show("doctor", answer, lambda: as_text(results, took_s))
+        call.show("doctor", answer, lambda: as_text(results, took_s, every=every))
     return 0 if answer["ok"] else 1
 
 
@@ -122,16 +125,39 @@ def _counts(results: Sequence[Result]) -> dict[str, int]:
     return {status: found[status] for status in STYLES}
 
 
-def as_text(results: Sequence[Result], took_s: float) -> str:
-    """Everything in 80 columns (a command to type is never broken), a line between the groups."""
-    groups = groupby(results, key=_block)
-    blocks = ["\n".join(line for result in group for line in _lines(result)) for _, group in groups]
-    return "\n\n".join([*blocks, _summary(results, took_s)])
+def as_text(results: Sequence[Result], took_s: float, *, every: bool) -> str:
+    """All that passed, then what was skipped (without `every` only how much), then what is wrong, a line between them.
+
+    In 80 columns; a command to type is never broken.
+    """
+    blocks = []
+    for status in SHOWN:
+        found = [result for result in results if result.status == status]
+        if status == "skip" and not every:
+            blocks.append(skipped_line(sum(one.is_unseen for one in found), sum(not one.is_unseen for one in found)))
+        else:
+            blocks.append("\n".join(line for result in found for line in _lines(result)))
+    return "\n\n".join([*filter(None, blocks), _summary(results, took_s)])
 
 
-def _block(result: Result) -> str:
-    group = str(result.name).partition(".")[0]
-    return TOGETHER.get(group, group)
+def skipped_line(unseen: int, rest: int) -> str:
+    """
+    >>> skipped_line(0, 32), skipped_line(1, 1), skipped_line(0, 0)
+    ('32 checks do not apply here; --all lists them', '1 check needs root, 1 does not apply here; --all lists them', '')
+    """
+    told = [
+        f"{count} {one if count == 1 else many}"
+        for count, one, many in (
+            (unseen, "needs root", "need root"),
+            (rest, "does not apply here", "do not apply here"),
+        )
+        if count
+    ]
+    if not told:
+        return ""
+    number, _, words = told[0].partition(" ")
+    told[0] = f"{number} {'check' if number == '1' else 'checks'} {words}"
+    return f"{', '.join(told)}; --all lists {'it' if unseen + rest == 1 else 'them'}"
 
 
 def _lines(result: Result) -> list[str]:
@@ -165,7 +191,7 @@ def _summary(results: Sequence[Result], took_s: float) -> str:
     return f"{counts} in {took_s:.1f} s"
 
 
-def _print_coloured(results: Sequence[Result], took_s: float) -> None:
+def _print_coloured(results: Sequence[Result], took_s: float, *, every: bool) -> None:
     """rich minds NO_COLOR and TERM; it is loaded for a terminal only."""
     from rich.console import Console
     from rich.text import Text
@@ -173,7 +199,7 @@ def _print_coloured(results: Sequence[Result], took_s: float) -> None:
     flush()
     console = Console(highlight=False)
     style = ""
-    for line in as_text(results, took_s).splitlines():
+    for line in as_text(results, took_s, every=every).splitlines():
         status, _, rest = line.partition(" ")
         quiet = "dim" if status == "skip" or (style == "dim" and line.startswith(" ")) else ""
         if status in STYLES:

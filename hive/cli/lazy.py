@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -59,6 +59,25 @@ class HiveCommand(TyperCommand):
     def get_params(self, ctx: Context) -> list[Parameter]:
         return _lightly(super().get_params(ctx))
 
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        return ["[OPTIONS]", *(argument_word(param) for param in self.get_params(ctx) if is_argument(param))]
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        told = list(self.told(ctx))
+        for title, wanted in (("Arguments", True), ("Options", False)):
+            if rows := [(name, says) for param, name, says in told if is_argument(param) == wanted]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def told(self, ctx: Context) -> Iterator[tuple[Parameter, str, str]]:
+        """Each argument and option that help tells of: itself, its name, and the sentence about it.
+
+        Of an argument Typer 0.29 tells the Python type: `[CHECK]... <list[str]>`.
+        """
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                yield param, argument_word(param) if is_argument(param) else record[0], record[1]
+
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         if is_outdone(ctx):
@@ -66,6 +85,20 @@ class HiveCommand(TyperCommand):
         for name in self.common:
             setattr(ctx, name, ctx.params.pop(name, None))
         return rest
+
+
+def is_argument(param: Parameter) -> bool:
+    return param.param_type_name == "argument"
+
+
+def argument_word(param: Parameter) -> str:
+    """An argument as man pages write it: `NAME`, `[FILE]`, `NAME...`, `[CHECK]...`.
+
+    Typer 0.29 puts braces or brackets around what has its own: `{FILE...}...`, `[[CHECK]...]...`.
+    """
+    name = (param.metavar or str(param.name).upper()).removesuffix("...").strip("[]").removesuffix("...")
+    many = "" if param.nargs == 1 else "..."
+    return f"{name}{many}" if param.required else f"[{name}]{many}"
 
 
 def is_outdone(ctx: Context) -> bool:

@@ -241,7 +241,7 @@ Examples:
             "cache:show", "Shows what was reused of prompts, model by model, and what was flushed last."
         ),
         "flush": LazyCommand(
-            "cache:flush", "Has nothing of earlier prompts used again. No request is ended, and none is kept waiting."
+            "cache:flush", "Ends the reuse of earlier prompts. No request is ended, and none is kept waiting."
         ),
     },
     default="show",
@@ -442,12 +442,13 @@ HIVE = CommandTable(
     """Many sandboxed agents on one box: asleep while idle, awake in milliseconds, one metered way to the model.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency down, 6 rolled back, 7 timeout,
-130 interrupted.
+130 interrupted. `hive COMMAND --help` has examples of each command, `hive explain CODE` the cure of an error.
 
 Examples:
   hive up --demo
   hive status
-  hive agent list
+  hive ps
+  hive agent create alice -- /usr/bin/python3 /srv/alice.py
 """,
     {
         "up": LazyCommand("services:up", "Starts a whole Hive in the foreground.", ""),
@@ -561,8 +562,6 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("HIVE_DEBUG"):
             traceback.print_exc()
         return report(_typed(error, arguments), as_json=as_json)
-    except typer.Abort:
-        return report(HiveError("nothing was done"), as_json=as_json)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.terminal import fitted
+from hive.cli.terminal import fitted, legend
 from hive.cli.text import ago, number, one_line
 
 NAMES_SHOWN = 3
@@ -18,7 +18,8 @@ HEADERS = ["PROMPT", "BYTES", "AGENTS", "TENANTS", "MODEL", "WARM", "REUSED", "S
 def prompts(call: CommandCall) -> None:
     """Lists the system prompts of living agents: who shares one, and whether the backend has read it already.
 
-    Agents of one tenant (or cache_group) share what the backend keeps of a prompt. The text is never shown here.
+    Agents of one tenant (or cache_group) share what the backend keeps of a prompt. The text is never shown here. REUSED
+    are tokens that the backend had kept for these agents' requests, since it is up.
 
     Examples:
       hive model prompts
@@ -26,6 +27,7 @@ def prompts(call: CommandCall) -> None:
     """
     answer = call.client.get("/api/prompts")
     call.show("model.prompts", answer, lambda: _listed(answer))
+    legend(call, "REUSED counts since the backend is up" if answer["prompts"] else "")
 
 
 def _listed(answer: Answer) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.terminal import fitted
+from hive.cli.terminal import fitted, legend
 from hive.cli.text import fields, milliseconds, number, one_line, table
 from hive.errors import UsageError
 
@@ -27,7 +27,8 @@ def list_requests(call: CommandCall) -> None:
     A request waits in line for a turn while it is queued, or for its model to be loaded, which is said then; parked is
     one whose agent is just being woken.
 
-    LOADS are the seconds of models' loads that a tenant's requests have caused: they are charged to it as tokens.
+    LOADS are the seconds of models' loads that a tenant's requests have caused since the proxy was started: they are
+    charged to it as tokens.
     Audio and images count as tokens too, by the seconds that their server needs for them; where there are such models,
     the last table says how they compare.
 
@@ -36,7 +37,9 @@ def list_requests(call: CommandCall) -> None:
       hive queue --json | jq '.requests[] | select(.state == "queued") | .name'
     """
     answer = call.client.get("/api/queue")
-    call.show("queue.list", answer, lambda: _listed(answer))
+    text = "" if call.as_json else _listed(answer)
+    call.show("queue.list", answer, lambda: text)
+    legend(call, "LOADS count since the proxy was started" if " LOADS" in text else "")
 
 
 def show(call: CommandCall, request: RequestId) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli import cluster
-from hive.cli.call import Answer, CommandCall
+from hive.cli.call import Answer, CommandCall, agent_names
 from hive.cli.text import ago, fields, harmless, one_line, size, span, table
 from hive.conditions import FoundCondition, Where, conditions_in, where_is
 from hive.errors import HiveError, with_code
@@ -85,17 +85,28 @@ def backend_status(call: CommandCall) -> None:
 
 def events(
     call: CommandCall,
+    agent: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Those of this agent alone; of one that was removed, by its id.",
+            autocompletion=agent_names,
+            show_default=False,
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, max=10_000, help="Past events.")] = 20,
 ) -> None:
-    """Prints what happened to the agents, and why. With --json one object a line.
+    """Prints what happened to the agents, and why; also to models, adapters and leases. With --json one object a line.
 
     Examples:
       hive events
+      hive events alice -n 100
       hive events -f --json | jq -r 'select(.kind == "agent.paused") | .name'
     """
-    for event in call.client.events(tail=tail, follow=follow):
-        call.line("event", event, lambda event=event: _event(event))  # type: ignore[misc]
+    with call.about(agent or ""):
+        for event in call.client.events(agent, tail=tail, follow=follow):
+            call.line("event", event, lambda event=event: _event(event))  # type: ignore[misc]
 
 
 def _renamed(answer: Answer, name: str) -> Answer:
@@ -245,12 +256,13 @@ def speculation(told: Answer | None) -> str:
     """The share of guessed tokens that was right; empty where a server does not speculate.
 
     >>> speculation({"drafted": 200, "accepted": 130, "rate": 0.66, "warning": ""})
-    '130 of 200 drafted tokens accepted, 66% in the last 10 minutes'
+    "130 of 200 drafted tokens accepted since its server's start, 66% in the last 10 minutes"
     """
     if told is None:
         return ""
     lately = "" if told["rate"] is None else f", {told['rate']:.0%} in the last 10 minutes"
-    said = f"{told['accepted']} of {told['drafted']} drafted tokens accepted{lately}" if told["drafted"] else ""
+    of = f"{told['accepted']} of {told['drafted']} drafted tokens accepted since its server's start"
+    said = of + lately if told["drafted"] else ""
     return "; ".join(part for part in (said, told["warning"]) if part)
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hive.cli.call import flush, out
+from hive.cli.call import CommandCall, flush, out
 from hive.cli.text import narrowed, table
 from hive.errors import DependencyDown, TimedOut, with_code
 from hive.terminal_text import wants_colour
@@ -33,6 +33,12 @@ def fitted(
     if colour is None or not wants_colour(is_terminal=True, env=os.environ):
         return table(kept, cut)
     return table(kept, cut, colour=colour)
+
+
+def legend(call: CommandCall, text: str) -> None:
+    """A line under a table, for a person: a file, a pipe and `--json` get the table alone."""
+    if text and sys.stdout.isatty():
+        call.say(text)
 
 
 def drawn_again(screen: Callable[[], str], *, every_s: float) -> None:

@@ -123,9 +123,12 @@ class Client:
             if last := b"".join(pending):
                 yield last
 
-    def events(self, *, tail: int = 20, follow: bool = False) -> Generator[Answer, None, None]:
-        """Events, oldest first; with `follow` also those to come, until the daemon ends."""
-        for line in self.lines("/api/events", tail=tail, follow=int(follow)):
+    def events(
+        self, agent: str | None = None, *, tail: int = 20, follow: bool = False
+    ) -> Generator[Answer, None, None]:
+        """Events, oldest first, of one agent or of all; with `follow` also those to come, until the daemon ends."""
+        path = "/api/events" if agent is None else path_of(agent, "events")
+        for line in self.lines(path, tail=tail, follow=int(follow)):
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])
 

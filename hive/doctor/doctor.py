@@ -36,7 +36,7 @@ from hive.doctor.checks import (
     templates,
     units,
 )
-from hive.doctor.checks.check import Check, CheckVerdict, Status, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, Status, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError, NotPermitted, UsageError, did_you_mean
 
@@ -75,7 +75,8 @@ CHECKS: tuple[Check, ...] = (
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one check. `fixed`: what `--fix` did before, empty for nothing; `ms`: how long the look took.
 
-    `found`: what is wrong, None where it passed or was skipped.
+    `found`: what is wrong, None where it passed or was skipped. `is_unseen`: it was skipped because this user may not
+    look.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     fixed: str = ""
     ms: float = 0.0
     found: FoundCondition | None = None
+    is_unseen: bool = False
 
 
 def choose(names: Sequence[str], checks: Sequence[Check] = CHECKS) -> list[Check]:
@@ -146,9 +148,9 @@ async def _look(subject: Subject, check: Check) -> Result:
     except TimeoutError:
         verdict = wrong("check_late", check=check.name, limit_s=subject.limit_s)
     except PermissionError as error:
-        verdict = skipped(f"this user may not look: {_of(error)}; needs root", f"{{sudo}}hive doctor {check.name}")
+        verdict = unseen(f"this user may not look: {_of(error)}", check.name)
     except NotPermitted as error:
-        verdict = skipped(f"{error.message}; needs root", f"{{sudo}}hive doctor {check.name}")
+        verdict = unseen(error.message, check.name)
     except HiveError as error:
         verdict = wrong("check_failed", why=error.message, hint=error.hint)
     except OSError as error:
@@ -160,7 +162,15 @@ async def _look(subject: Subject, check: Check) -> Result:
     ms = round((time.monotonic() - began) * 1000, 1)
     found = None if verdict.found is None else verdict.found.at(subject.where)
     fix = subject.where.typed(verdict.fix) if found is None else found.fix
-    return Result(name=check.name, status=verdict.status, reason=verdict.reason, fix=fix, ms=ms, found=found)
+    return Result(
+        name=check.name,
+        status=verdict.status,
+        reason=verdict.reason,
+        fix=fix,
+        ms=ms,
+        found=found,
+        is_unseen=verdict.is_unseen,
+    )
 
 
 def _of(error: OSError) -> str:

@@ -11,7 +11,7 @@ BOX: dict[str, CodeText] = {
         (
             "a program, a command of the system or a step of an installation failed",
             "an agent that was started ended at once",
-            "the command was not confirmed, or its result could not be written",
+            "the result of a command could not be written",
             "a fault in Hive",
         ),
         (
@@ -22,6 +22,19 @@ BOX: dict[str, CodeText] = {
         ),
         "once; if it stays so, no",
     ),
+    "not_confirmed": CodeText(
+        "The command asked whether to go on, and nobody said yes. Nothing was changed.",
+        (
+            "another answer than `y` or `yes`; Enter alone is a no",
+            "Ctrl-D, or Ctrl-C, at the question: after Ctrl-C the exit code is 130",
+        ),
+        (
+            "type it again, and answer `y`",
+            "without being asked, as in a script: the same command with `--yes`",
+        ),
+        "yes",
+        told_in="the command itself",
+    ),
     "usage": CodeText(
         "The command line does not make sense as it is. Nothing was done.",
         (
@@ -31,7 +44,7 @@ BOX: dict[str, CodeText] = {
         ),
         (
             "see what it takes, with examples: the command with `--help`",
-            "see all commands: `hive --help`, hive(1)",
+            "see all commands: `hive --help`",
         ),
         "no, not as it is",
     ),

@@ -14,8 +14,8 @@ CALLS: dict[str, CodeText] = {
             "a description of an agent with a program that is not there, or values that do not go together",
         ),
         (
-            "change the field that the message names; `hive agent create --help` and hive-agent.toml(5) list those of"
-            " an agent, the API's own description is at `GET /api/openapi.json`",
+            "change the field that the message names; `hive agent create --help` lists those of an agent, the API's own"
+            " description is at `GET /api/openapi.json`",
             "check a file before it is used: `hive config check FILE`",
         ),
         "no, it is refused again",
@@ -45,7 +45,7 @@ CALLS: dict[str, CodeText] = {
         (
             "do it as an operator: `hive model load MODEL`, `hive model pull NAME`, `hive capabilities`",
             "see which model a tenant is given, and why not another: `hive model route MODEL --tenant TENANT`",
-            "let the tenant have it: `models` of `[tenant NAME]` in hive.conf(5)",
+            "let the tenant have it: `models` of `[tenant NAME]` in hive.conf",
         ),
         "no, not before somebody changed the rule",
     ),

@@ -10,8 +10,8 @@ from hive.errors import HiveError, all_errors
 class CodeText(NamedTuple):
     """One code in words. Commands and codes stand between backticks.
 
-    `told_in`: where it is found if no answer has it as its status. `statuses`, `exit_codes`: of a code without a class
-    in hive/errors.py; all others have those of their classes (`carried`).
+    `told_in`: where it is found if no answer has it, with a status. `statuses`, `exit_codes`: of a code without a class
+    in hive/errors.py; all others have those of their classes (`carried`), but no status where they are `told_in`.
     """
 
     means: str
@@ -41,7 +41,8 @@ def carried(code: str, found: CodeText) -> Carried:
     classes = [one for one in all_errors() if one.code == code]
     if not classes:
         return Carried(found.statuses, found.exit_codes)
-    return Carried(*(tuple(sorted(set(each))) for each in zip(*map(_of_class, classes), strict=True)))
+    statuses, exits = (tuple(sorted(set(each))) for each in zip(*map(_of_class, classes), strict=True))
+    return Carried(() if found.told_in else statuses, exits)
 
 
 def _of_class(cls: type[HiveError]) -> tuple[int, int]:

@@ -131,7 +131,7 @@ ENGINES: dict[str, CodeText] = {
         (
             _READ,
             "give it more turns, or a smaller task: `hive job run NAME --iterations 16 --model MODEL`, and `[jobs]"
-            " max_tool_iterations` of hive.conf(5)",
+            " max_tool_iterations` of hive.conf",
         ),
         "with more turns",
         told_in=_OF_JOBS,

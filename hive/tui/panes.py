@@ -31,7 +31,7 @@ def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     second = [line(text) for text in _memory(snapshot)]
     if snapshot.wakes is not None:
         p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
-        second.append(line(f"{some(snapshot.wakes, 'wake')}{p50}"))
+        second.append(line(f"{some(snapshot.wakes, 'wake')} since start{p50}"))
     second.append(_nodes(snapshot.backend))
     if snapshot.isolation:
         second.append(line(LinePart(f"isolation {snapshot.isolation}", "dim")))

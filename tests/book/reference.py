@@ -66,7 +66,7 @@ def settings_page() -> str:
         "Every key of `/etc/hive/hive.conf`, by section. A flag goes before the environment, that before what was",
         "changed while Hive runs (`hive config runtime`), that before the file, the file before the default.",
         "`hive config show --origin` says what is in force and where it comes from; `hive config set SECTION.KEY",
-        "VALUE` changes the file. `hive.conf`(5) is the same as a man page.",
+        "VALUE` changes the file. An installed Hive has the same as a man page, `man hive.conf`.",
         "",
         "*After a change of the file* has what puts it into effect on an installed Hive. Under `hive up` it is always",
         "a new start.",
@@ -126,7 +126,9 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Every command, as its own `--help` tells it. The man pages have the same (`man hive`, `man hive-agent`).",
+        "Every command, as its own `--help` tells it; `hive help agent pause` is `hive agent pause --help`. An",
+        "installed Hive has man pages, too (`man hive`, `man hive-agent`). A clone has only their sources: with",
+        "`scdoc` on the machine, `scdoc < man/hive-agent.1.scd | man -l -` shows one.",
         "",
         "What reads or writes takes `--json`: one JSON object on stdout with `schema` and `version`; talk is on",
         "stderr. What talks to a Hive takes `--socket PATH` and `--state-dir DIR` (`HIVE_SOCKET`, `HIVE_STATE_DIR`):",
@@ -178,12 +180,9 @@ def _help(text: str) -> list[str]:
 
 
 def _options(command: HiveCommand, context: Any) -> Iterator[str]:
-    for param in command.params:
-        record = param.get_help_record(context)
-        if record is None or param.name in COMMON or "--help" in param.opts:
-            continue
-        name, says = record
-        yield f"- {code(name)}: {literal(' '.join(says.split())) or '–'}"
+    for param, name, says in command.told(context):
+        if param.name not in COMMON and "--help" not in param.opts:
+            yield f"- {code(name)}: {literal(' '.join(says.split())) or '–'}"
 
 
 def _example(line: str) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from hive.agent_orders import orders_of
 from hive.cli.agents import show
 from hive.client.client import Client
+from hive.domain import AT_REST, AgentStatus
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -36,9 +38,45 @@ def test_the_aliases_list_too(hive: Hive, words: tuple[str, ...]) -> None:
 
 def test_show_says_what_the_runtime_is_good_for_and_why_not(hive: Hive) -> None:
     lines = [line.strip() for line in hive("agent", "show", "alice").out.splitlines()]
-    assert "Can: start, pause, deep sleep, limits, exec" in lines
+    assert "Can: pause, deep sleep, exec, restart, stop" in lines
     assert "Cannot: egress (it takes root)" in lines
     assert hive("agent", "show", "alice", "--json").json["capabilities"]["egress"] == "it takes root"
+
+
+ABLE = dict.fromkeys(("start", "pause", "deep_sleep", "limits", "egress", "exec"), "")
+
+
+@pytest.mark.parametrize(
+    ("status", "depth", "lacks", "can"),
+    [
+        ("running", "awake", (), "pause, deep sleep, exec, restart, stop"),
+        ("paused", "light", (), "deep sleep, resume, exec, restart, stop"),
+        ("paused", "deep", (), "resume, exec, restart, stop"),
+        ("created", "awake", (), "start"),
+        ("stopped", "awake", (), "start"),
+        ("error", "awake", (), "start"),
+        ("starting", "awake", (), ""),
+        ("pausing", "awake", (), ""),
+        ("resuming", "light", (), ""),
+        ("stopping", "awake", (), ""),
+        ("running", "awake", ("deep_sleep", "egress"), "pause, exec, restart, stop"),
+        ("running", "awake", tuple(ABLE), "stop"),
+        ("stopped", "awake", ("start",), ""),
+    ],
+)
+def test_what_it_can_would_change_something_in_its_state(
+    status: str, depth: str, lacks: tuple[str, ...], can: str
+) -> None:
+    """`hive agent show` said of an agent that ran: `Can: start`."""
+    view = {"status": status, "depth": depth, "capabilities": {**ABLE, **dict.fromkeys(lacks, "no engine")}}
+    assert ", ".join(show.can(view)) == can
+    assert show.can({**view, "capabilities": None}) == []
+
+
+def test_every_state_of_an_agent_has_its_orders() -> None:
+    on_its_way = {state for state in AgentStatus if not orders_of(state)}
+    assert on_its_way == {*AgentStatus} - AT_REST - {AgentStatus.RUNNING, AgentStatus.PAUSED}
+    assert {state for state in AgentStatus if orders_of(state) == ("start",)} == AT_REST
 
 
 def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
@@ -299,12 +337,15 @@ def test_remove_wants_a_person_or_a_flag(hive: Hive, monkeypatch: pytest.MonkeyP
     assert hive("ps", "-q").out == "busy-bob\n"
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_a_person_is_asked_and_may_say_no(hive: Hive, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+    """A no was `nothing was done  [internal]`, a code that is explained as a failure of Hive."""
     stdin = io.StringIO(answer)
     monkeypatch.setattr(stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert hive("agent", "remove", "alice").code == code
+    said = hive("agent", "remove", "alice")
+    assert said.code == code
+    assert said.err.endswith("hive: nothing was changed  [not_confirmed]\n") == (code != 0)
     assert hive("ps", "-q").out.startswith("alice") == (code != 0)
 
 
@@ -327,7 +368,7 @@ def test_only_a_table_on_a_terminal_is_cut_and_it_says_so(many: Hive, monkeypatc
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     cut = many("ps")
     assert [line.split()[0] for line in cut.out.splitlines()[1:]] == [f"a{number:03}" for number in range(100)]
-    assert cut.err == "… and 52 more of 152: --all shows each of them, -q the names\n"
+    assert cut.err.endswith("… and 52 more of 152: --all shows each of them, -q the names\n")
     for words in (("ps", "--all"), ("ps", "-a")):
         assert len(many(*words).out.splitlines()) == 1 + 152
     assert len(many("ps", "-q").out.splitlines()) == 152

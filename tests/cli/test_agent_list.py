@@ -62,6 +62,25 @@ def test_what_matters_least_gives_way_first(hive: Hive, terminal: Terminal) -> N
         assert all(DROPPED.index(one) < DROPPED.index(kept) for one in gone for kept in narrower if kept != "NAME")
 
 
+@pytest.mark.parametrize(
+    ("columns", "words", "said"),
+    [
+        (200, (), "since Hive was started: WAKES; since the agent was created: REQUESTS, TOKENS\n"),
+        (60, (), "since the agent was created: REQUESTS\n"),
+        (30, (), ""),
+        (200, ("-q",), ""),
+        (200, ("--json",), ""),
+    ],
+)
+def test_a_terminal_is_told_since_when_the_columns_count(
+    hive: Hive, terminal: Terminal, columns: int, words: tuple[str, ...], said: str
+) -> None:
+    """WAKES began anew with each start of Hive and REQUESTS beside them did not; nothing said so."""
+    assert hive("ps").err == ""
+    terminal(columns)
+    assert hive("ps", *words).err == said
+
+
 def test_what_goes_into_a_pipe_is_complete_however_narrow_the_terminal(
     hive: Hive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +160,7 @@ def test_watch_follows_what_happens_and_leaves_the_terminal_as_it_was(hive: Hive
     try:
         first = shown(until="busy-bob")
         assert "2 agents; Ctrl-C ends this" in first
+        assert "since the agent was created: REQUESTS" in first
         assert first.count("running") == 2
         hive("agent", "stop", "alice")
         assert "alice     stopped" in shown(until="stopped")

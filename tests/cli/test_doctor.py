@@ -73,7 +73,8 @@ def test_a_bad_configuration_fails_and_says_the_line(no_daemon: Hive, tmp_path: 
 
 def test_lines_end_at_80_columns_and_commands_are_never_broken() -> None:
     command = "a command that is quite long " * 5
-    shown = as_text([some(Status.FAIL, reason="word " * 60, fix=command.strip()), some(Status.SKIP)], 0.25)
+    found = [some(Status.FAIL, reason="word " * 60, fix=command.strip()), some(Status.SKIP)]
+    shown = as_text(found, 0.25, every=True)
     lines = shown.splitlines()
     assert all(len(line) <= WIDTH for line in lines if "fix: " not in line)
     assert [line for line in lines if "fix: " in line] == [f"      fix: {command.strip()}"]
@@ -81,19 +82,56 @@ def test_lines_end_at_80_columns_and_commands_are_never_broken() -> None:
 
 
 def test_reasons_are_aligned_whatever_the_name_and_the_status() -> None:
-    shown = as_text([some(Status.PASS, name="a.b"), some(Status.FAIL), some(Status.WARN, name="memory.ksm")], 0.0)
+    shown = as_text(
+        [some(Status.PASS, name="a.b"), some(Status.FAIL), some(Status.WARN, name="memory.ksm")], 0.0, every=True
+    )
     columns = {line.index("it is so") for line in shown.splitlines() if "it is so" in line}
     assert len(columns) == 1
     assert max(len(check.name) for check in CHECKS) < max(columns) - 6
 
 
 def test_what_passed_needs_no_fix_and_what_was_fixed_says_so() -> None:
-    assert "fix:" not in as_text([some(Status.PASS, fix="do nothing")], 0.0)
-    assert "it is so (fixed: made it)" in as_text([some(Status.PASS, fixed="made it")], 0.0)
+    assert "fix:" not in as_text([some(Status.PASS, fix="do nothing")], 0.0, every=True)
+    assert "it is so (fixed: made it)" in as_text([some(Status.PASS, fixed="made it")], 0.0, every=True)
 
 
 def test_what_a_host_says_cannot_steer_the_terminal() -> None:
-    assert "\x1b" not in as_text([some(Status.WARN, reason="a\x1b]0;x\x07b", fix="c\x1b[2J")], 0.0)
+    assert "\x1b" not in as_text([some(Status.WARN, reason="a\x1b]0;x\x07b", fix="c\x1b[2J")], 0.0, every=True)
+
+
+def test_what_is_wrong_stands_last_and_skips_are_a_count() -> None:
+    """A stranger's four warnings stood among 32 skipped checks, and had scrolled away."""
+    found = [
+        some(Status.FAIL, name="a.fails", fix="mend it"),
+        some(Status.SKIP, name="b.closed", is_unseen=True),
+        some(Status.WARN, name="c.warns", fix="turn it off"),
+        some(Status.PASS, name="d.passes"),
+        some(Status.SKIP, name="e.absent"),
+        some(Status.SKIP, name="f.absent"),
+    ]
+    blocks = as_text(found, 0.25, every=False).split("\n\n")
+    assert [block.split()[:2] for block in blocks if block[0].islower()] == [
+        ["pass", "d.passes"],
+        ["warn", "c.warns"],
+        ["fail", "a.fails"],
+    ]
+    assert blocks[1] == "1 check needs root, 2 do not apply here; --all lists them"
+    assert blocks[-2].endswith("fix: mend it")
+    assert blocks[-1] == "1 passed, 1 warned, 1 failed, 3 skipped in 0.2 s"
+    every = as_text(found, 0.25, every=True).split("\n\n")
+    assert [line.split()[1] for line in every[1].splitlines()] == ["b.closed", "e.absent", "f.absent"]
+    assert [*every[:1], *every[2:]] == [*blocks[:1], *blocks[2:]]
+
+
+def test_skipped_checks_are_told_with_all_and_where_they_are_named(no_daemon: Hive) -> None:
+    told = no_daemon("doctor", "--json").json
+    assert [one["name"] for one in told["checks"]] == [check.name for check in CHECKS if check.by_default]
+    skipped = {one["name"] for one in told["checks"] if one["status"] == "skip"}
+    assert len(skipped) > 5
+    shown = {words: no_daemon("doctor", *words.split()).out for words in ("", "--all", "comfyui")}
+    assert [text.count("\nskip  ") + text.startswith("skip  ") for text in shown.values()] == [0, len(skipped), 1]
+    assert "do not apply here; --all lists them\n" in shown[""]
+    assert "--all lists" not in shown["--all"] + shown["comfyui"]
 
 
 @pytest.mark.parametrize(("env", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])

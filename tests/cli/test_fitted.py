@@ -10,7 +10,9 @@ import pytest
 
 from hive.cli import audit, backend, bench, prompts, queue, secrets, template, token
 from hive.cli.agents import mail
-from hive.cli.terminal import fitted
+from hive.cli.call import CommandCall
+from hive.cli.main import root
+from hive.cli.terminal import fitted, legend
 
 HEADERS = ["NAME", "RAM", "WHY"]
 ROWS = [["alice", "90 MiB", "a request in flight"]]
@@ -143,6 +145,19 @@ def red(header: str, cell: str) -> str:
 def test_a_file_or_a_pipe_gets_every_column_and_no_colour() -> None:
     told = fitted(HEADERS, ROWS, drop=["RAM"], prose="WHY", colour=red)
     assert told.splitlines() == ["NAME   RAM     WHY", "alice  90 MiB  a request in flight"]
+
+
+def test_a_legend_is_for_a_person_alone(terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
+    call = CommandCall(root())
+    legend(call, "counted since Hive was started")
+    assert capsys.readouterr() == ("", "")
+    terminal(80)
+    legend(call, "")
+    legend(call, "counted since Hive was started")
+    assert capsys.readouterr() == ("", "counted since Hive was started\n")
+    call.as_json = True
+    legend(call, "counted since Hive was started")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_terminal_gets_what_fits_in_colour(terminal: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,21 @@ def test_events_say_what_changed_and_why(hive: Hive) -> None:
     assert (event["schema"], event["kind"], event["name"]) == ("event", "agent.paused", "alice")
 
 
+def test_events_of_an_agent_are_its_own(hive: Hive) -> None:
+    """`hive events alice` was a usage error, where `journalctl -u alice` and `docker events --filter` are a habit."""
+    hive("agent", "pause", "alice")
+    found = [json.loads(line) for line in hive("events", "busy-bob", "--json").out.splitlines()]
+    assert {event["name"] for event in found} == {"busy-bob"}
+    assert "alice" not in hive("events", "busy-bob").out
+    assert hive("events", "alice", "-n", "1").out.count("\n") == 1
+    agent = hive("agent", "show", "alice", "--json").json["id"]
+    hive("agent", "remove", "alice", "--yes")
+    assert "agent.paused" in hive("events", agent).out
+    unknown = hive("events", "busy-bop")
+    assert (unknown.code, unknown.out) == (3, "")
+    assert unknown.err == "hive: there is no agent 'busy-bop'  [not_found]\nhint: did you mean `busy-bob`?\n"
+
+
 def test_what_others_chose_does_not_steer_the_terminal() -> None:
     """A backend's version and an event's reason were printed as they came, escape sequences and all."""
     event = {"at": 0.0, "kind": "agent.error", "name": "bob", "reason": "no such command: \x1b]0;x\x07"}

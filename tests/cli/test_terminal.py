@@ -1,4 +1,4 @@
-"""`hive run` and `hive model pull` as programs on a terminal: what is drawn, and what Ctrl-C ends there."""
+"""Commands as programs on a terminal: what is drawn, and what Ctrl-C ends there."""
 
 from __future__ import annotations
 
@@ -147,6 +147,19 @@ def test_ctrl_c_ends_a_single_answer_with_exit_code_130(start) -> None:  # type:
     once.until("word word")
     once.type("\x03")
     assert once.end() == 130
+
+
+@pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 1)])
+def test_a_question_that_is_left_changes_nothing(start, key: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    """Ctrl-C at a question was an error of the code `internal`, with exit code 1."""
+    asking = start("agent", "remove", "alice")
+    asking.until("[y/N]: ")
+    asking.type(key)
+    assert "\r\nhive: nothing was changed" in asking.until("[not_confirmed]", again=key)
+    assert asking.end() == code
+    still_there = start("agent", "show", "alice")
+    still_there.until("Status: ")
+    assert still_there.end() == 0
 
 
 def test_a_pull_is_a_bar_and_ctrl_c_leaves_it_running(start) -> None:  # type: ignore[no-untyped-def]

@@ -105,7 +105,7 @@ def test_once_is_the_screen_as_text(beside_demo: Hive, monkeypatch: pytest.Monke
     assert lines.pop(2).endswith(f"fix: hive logs redis --socket {beside_demo.socket}")
     assert lines == [
         f"Hive {version().partition('+')[0]} | backend up: demo backend (canned text), 4 at once | 2 running",
-        "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | 0 wakes | isolation none",
+        "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | 0 wakes since start | isolation none",
         "the backend queues 3 requests itself",
         "queue: unknown",
         "",

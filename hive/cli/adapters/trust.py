@@ -26,7 +26,7 @@ def trust(
     keys: Keys = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Trusts a public key: adapters that are signed with it may be installed from now on. Root's, on an installed Hive.
+    """Trusts a public key: adapters that are signed with it may be installed from now on. On an installed Hive as root.
 
     Of a certificate only the key counts: its authority is not asked, and its time does not end it; hive adapter revoke
     does. Without --state-dir the Hive is meant that answers, else the installed one.
@@ -59,7 +59,7 @@ def revoke(
     """Revokes a key: nothing it has signed is installed or loaded from now on, and what is loaded of it is unloaded.
 
     A revoked key stays revoked, also where its file is copied there again. With a whole id a key is revoked before
-    anybody trusts it. Where no Hive answers, nothing of it is loaded at the next start. Root's, on an installed Hive.
+    anybody trusts it. Where no Hive answers, nothing of it is loaded at the next start. On an installed Hive as root.
 
     Examples:
       sudo hive adapter revoke 191fda4f679f

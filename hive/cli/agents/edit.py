@@ -16,10 +16,10 @@ import typer
 from hive.agents.spec import check_toml, to_toml
 from hive.budgets import BudgetKind
 from hive.cli.agents.spec import START_S, of_view, plain, plan_text, read_toml
-from hive.cli.call import AgentName, Answer, CommandCall, report
+from hive.cli.call import AgentName, Answer, CommandCall, is_agreed, report
 from hive.client.client import path_of
 from hive.domain import AgentSpec, CloudUse
-from hive.errors import BadRequest, HiveError, UsageError, WrongState
+from hive.errors import BadRequest, HiveError, NotConfirmed, UsageError, WrongState
 
 STDERR = 2
 EDITORS = ("sensible-editor", "editor", "nano", "vi")
@@ -100,8 +100,8 @@ def _edited(call: CommandCall, before: AgentSpec, command: list[str], file: Path
             if not sys.stdin.isatty() or call.as_json:
                 raise
             report(error, as_json=False)
-            if not typer.confirm("Edit it again?", default=True, err=True):
-                raise HiveError(f"{before.name} is unchanged") from None
+            if not is_agreed("Edit it again?", default=True):
+                raise NotConfirmed(f"{before.name} is unchanged") from None
 
 
 def _open(command: list[str], file: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from hive.cli.call import Answer, CommandCall
-from hive.cli.terminal import drawn_again, fitted
+from hive.cli.terminal import drawn_again, fitted, legend
 from hive.cli.text import STATES, milliseconds, number, ram, span, state_of
 from hive.errors import UsageError, did_you_mean
 
@@ -22,6 +22,8 @@ LOOK_S = 2.0
 HEADERS = ("NAME", "STATUS", "SINCE", "REQUESTS", "TOKENS IN / OUT", "RAM", "WAKES", "LAST WAKE", "WHY")
 DROPPED = ("LAST WAKE", "TOKENS IN / OUT", "WAKES", "REQUESTS", "SINCE", "RAM", "WHY", "STATUS")
 """Columns in the order in which they give way on a narrow terminal. The name stays: the next command needs it."""
+BEGINNINGS = {"Hive was started": ("WAKES",), "the agent was created": ("REQUESTS", "TOKENS")}
+"""Beginning of a count → its columns: what is in the daemon's memory alone, and what is in SQLite."""
 COLOURS = {"running": "32", "paused": "36", "error": "1;31", "stopped": "2", "created": "2"}
 """Of a state; any other one is on its way from one to another: yellow."""
 
@@ -57,8 +59,9 @@ def list_agents(
 ) -> None:
     """Lists the agents: what they do, what they cost, why they are awake.
 
-    A table on a terminal leaves out columns for which it is too narrow, has the first 100 agents and says how many
-    there are; what goes into a file or a pipe, --quiet and --json are always complete. Aliases: ls, and `hive ps`.
+    WAKES and LAST WAKE are since Hive was started, REQUESTS and TOKENS since the agent was created. A table on a
+    terminal leaves out columns for which it is too narrow, has the first 100 agents and says how many there are; what
+    goes into a file or a pipe, --quiet and --json are always complete. Aliases: ls, and `hive ps`.
 
     Examples:
       hive agent list
@@ -83,9 +86,12 @@ def list_agents(
         return
     is_cut = not (every or call.as_json) and sys.stdout.isatty()
     agents, total = _found(call, chosen, limit=ON_A_TERMINAL if is_cut else None)
-    call.show("agent.list", {"agents": agents}, lambda: listed(agents))
+    text = "" if call.as_json else listed(agents)
+    call.show("agent.list", {"agents": agents}, lambda: text)
     if not agents:
         call.say(_none(call, chosen))
+    else:
+        legend(call, counted_since(text))
     if left := total - len(agents):
         call.say(f"… and {number(left)} more of {number(total)}: --all shows each of them, -q the names")
 
@@ -133,6 +139,22 @@ def listed(agents: list[Answer]) -> str:
     return fitted(HEADERS, rows, drop=DROPPED, prose="WHY", colour=colour_of)
 
 
+def counted_since(text: str) -> str:
+    """The beginning of the counts in a table, as far as they are among its columns.
+
+    >>> counted_since("NAME  STATUS  REQUESTS  TOKENS IN / OUT  RAM  WAKES  WHY")
+    'since Hive was started: WAKES; since the agent was created: REQUESTS, TOKENS'
+    >>> counted_since("NAME  STATUS  REQUESTS  RAM"), counted_since("NAME")
+    ('since the agent was created: REQUESTS', '')
+    """
+    heads = text.partition("\n")[0].split()
+    return "; ".join(
+        f"since {beginning}: {', '.join(found)}"
+        for beginning, names in BEGINNINGS.items()
+        if (found := [name for name in names if name in heads])
+    )
+
+
 def colour_of(header: str, cell: str) -> str:
     """SGR codes of a cell.
 
@@ -148,4 +170,5 @@ def _screen(call: CommandCall, chosen: AgentFilter) -> str:
     agents, total = _found(call, chosen, limit=room)
     left = f", {number(total - len(agents))} more below" if total > len(agents) else ""
     title = f"{time.strftime('%H:%M:%S')}  {number(total)} agents{left}; Ctrl-C ends this"
-    return f"{title[:width]}\n\n{listed(agents)}"
+    text = listed(agents)
+    return f"{title[:width]}\n{counted_since(text)[:width]}\n{text}"

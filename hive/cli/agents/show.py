@@ -9,11 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hive.agent_orders import orders_of
 from hive.cli.call import AgentName, Answer, CommandCall, Tail
 from hive.cli.text import ago, fields, harmless, milliseconds, number, ram, size, span, state_of, table
 from hive.client.client import path_of
 from hive.errors import BadRequest, UsageError
 from hive.terminal_text import MASK
+
+NEEDS = {"restart": "start"}
+"""Order → the ability of a runtime that it takes, where that has another name."""
 
 
 def show(
@@ -101,8 +105,8 @@ def _shown(view: Answer) -> str:
         ("RAM", _memory(view)),
         ("CPU", span(view["cpu_us"] / 1e6) if view["cpu_us"] is not None else ""),
         ("Limits", _limits(view)),
-        ("Can", ", ".join(word for word, why_not in _capabilities(view) if not why_not)),
-        ("Cannot", "; ".join(f"{word} ({why_not})" for word, why_not in _capabilities(view) if why_not)),
+        ("Can", ", ".join(can(view))),
+        ("Cannot", "; ".join(f"{words} ({why_not})" for words, why_not in cannot(view))),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
         ("Template", _template(view)),
@@ -111,9 +115,9 @@ def _shown(view: Answer) -> str:
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
         ("Under way", f"{view['in_flight']} in flight, {view['parked']} parked, {view['ingress_open']} ingress"),
         ("Used", f"{number(view['requests'])} requests, {number(view['tokens_in'])} tokens in, "
-         f"{number(view['tokens_out'])} out"),
+         f"{number(view['tokens_out'])} out, since it was created"),
         ("Active", ago(view["last_active_at"], now)),
-        ("Sleep", f"{number(view['pauses'])} pauses, {number(view['wakes'])} wakes"),
+        ("Sleep", f"{number(view['pauses'])} pauses, {number(view['wakes'])} wakes, since Hive was started"),
         ("Last wake", wake),
         ("OpenAI", access.get("openai_base_url", "")),
         ("API key", access.get("model", "")),
@@ -201,16 +205,35 @@ def _limits(view: Answer) -> str:
     return f"{said or 'none'} ({view['limits_not_enforced']})" if view["limits_not_enforced"] else said
 
 
-def _capabilities(view: Answer) -> list[tuple[str, str]]:
-    """The abilities of its runtime here, with the reason against each; those with the same reason in one.
+def can(view: Answer) -> list[str]:
+    """The orders that would change something now: those its state permits, less what its runtime cannot do here.
 
-    >>> _capabilities({"capabilities": {"start": "no engine", "pause": "no engine", "deep_sleep": "", "exec": ""}})
-    [('start, pause', 'no engine'), ('deep sleep, exec', '')]
+    None where it is not known what that can.
+
+    >>> can({"status": "running", "depth": "awake", "capabilities": {"pause": "", "deep_sleep": "no swap"}})
+    ['pause', 'exec', 'restart', 'stop']
+    """
+    if view["capabilities"] is None:
+        return []
+    lacking = {words for words, _ in _lacking(view)}
+    return [order for order in orders_of(view["status"], view["depth"]) if NEEDS.get(order, order) not in lacking]
+
+
+def cannot(view: Answer) -> list[tuple[str, str]]:
+    """The abilities that its runtime lacks here, in whatever state it is; those with the same reason in one.
+
+    >>> cannot({"capabilities": {"start": "no engine", "pause": "no engine", "deep_sleep": "", "exec": ""}})
+    [('start, pause', 'no engine')]
     """
     words: dict[str, list[str]] = {}
-    for name, why_not in (view["capabilities"] or {}).items():
-        words.setdefault(why_not, []).append(name.replace("_", " "))
+    for name, why_not in _lacking(view):
+        words.setdefault(why_not, []).append(name)
     return [(", ".join(found), why_not) for why_not, found in words.items()]
+
+
+def _lacking(view: Answer) -> list[tuple[str, str]]:
+    abilities = (view["capabilities"] or {}).items()
+    return [(name.replace("_", " "), why_not) for name, why_not in abilities if why_not]
 
 
 def _used(answer: Answer) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.adapters.keys import TRUSTED, TrustedKeys
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import ConfigError
 from hive.settings.adapters import REQUIRED
@@ -79,7 +79,7 @@ def look_at_keys(subject: Subject) -> CheckVerdict:
         trusted = [key.id for key in listed if key.state == TRUSTED and keys.find(key.id) is not None]
     except ConfigError as error:
         if isinstance(error.__cause__, PermissionError) and not subject.is_root:
-            return skipped(f"this user may not read {place}; needs root", "{sudo}hive doctor adapters.keys")
+            return unseen(f"this user may not read {place}", "adapters.keys")
         return wrong("adapter_keys_wrong", why=error.message, hint=error.hint)
     return judge_keys(place, len(trusted), len(listed) - len(trusted), section.signatures)
 

@@ -27,13 +27,14 @@ class CheckVerdict(NamedTuple):
     """`reason`: one sentence, also where all is well. `fix`: the command that would change it, empty for none; that of
     a `skip` is a template over `Where.named`.
 
-    `found`: what is wrong, None where nothing is that could be seen.
+    `found`: what is wrong, None where nothing is that could be seen. `is_unseen`: of a `skip`, this user may not look.
     """
 
     status: Status
     reason: str
     fix: str = ""
     found: FoundCondition | None = None
+    is_unseen: bool = False
 
 
 def passed(reason: str) -> CheckVerdict:
@@ -53,6 +54,16 @@ def wrong(code: str, /, *, up: bool = False, **facts: Any) -> CheckVerdict:
 
 def skipped(reason: str, fix: str = "") -> CheckVerdict:
     return CheckVerdict(Status.SKIP, reason, fix)
+
+
+def unseen(reason: str, check: str, *, group: str = "") -> CheckVerdict:
+    """Skips what only root may look at, or a member of `group`. `check`: what root types behind `hive doctor`.
+
+    >>> unseen("this user may not open /dev/kvm", "sandbox.kvm", group="kvm")[1:3]
+    ('this user may not open /dev/kvm; needs root or the group kvm', '{sudo}hive doctor sandbox.kvm')
+    """
+    who = f"root or the group {group}" if group else "root"
+    return CheckVerdict(Status.SKIP, f"{reason}; needs {who}", f"{{sudo}}hive doctor {check}".rstrip(), is_unseen=True)
 
 
 class Check(NamedTuple):

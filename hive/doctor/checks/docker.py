@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError, NotPermitted
 from hive.host.engine import Engine
@@ -84,7 +84,7 @@ def judge_docker(facts: SocketFacts, *, is_root: bool) -> CheckVerdict:
     if facts.mode & stat.S_IWOTH:
         return wrong("docker_open", path=facts.path)
     if facts.may_not and not is_root:
-        return skipped(f"{facts.error}; needs root or the group {facts.group}", "{sudo}hive doctor sandbox.docker")
+        return unseen(facts.error, "sandbox.docker", group=facts.group)
     if facts.error:
         return wrong("docker_down", why=facts.error)
     return _judge_engine(facts)

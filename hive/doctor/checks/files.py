@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hive.conditions import TABLE, Severity
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import AS_ROOT, NotFound, NotPermitted
 from hive.files import share
@@ -241,9 +241,8 @@ def judge(found: Iterable[FoundPath], what: str) -> CheckVerdict:
         code = "secret_missing" if (code, what) == ("file_missing", "secret") else code
         return wrong(code, check=_CHECK[what], more=len(problems) - 1, **facts)
     there = [one for one in all_found if one.mode is not None]
-    if unseen := [one for one in all_found if one.may_not]:
-        said = f"{unseen[0].row.path}: this user cannot tell; needs root"
-        return skipped(said, f"{{sudo}}hive doctor {_CHECK[what]}")
+    if closed := [one for one in all_found if one.may_not]:
+        return unseen(f"{closed[0].row.path}: this user cannot tell", _CHECK[what])
     if not there:
         return skipped(f"no {what} is there yet")
     return passed(f"{len(there)} {what}{'s' if len(there) > 1 else ''} with the right owner and mode")

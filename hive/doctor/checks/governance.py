@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import ConfigError
 from hive.governance.rules import parse
@@ -27,7 +27,7 @@ def look_at_rules(subject: Subject) -> CheckVerdict:
         return wrong("rules_wrong", why=f"{path}: not UTF-8: {error}", hint="")
     except ConfigError as error:
         if isinstance(error.__cause__, PermissionError) and not subject.is_root:
-            return skipped(f"this user may not read {path}; needs root", "{sudo}hive doctor governance.rules")
+            return unseen(f"this user may not read {path}", "governance.rules")
         return wrong("rules_wrong", why=error.message, hint=error.hint)
     return judge_open(path, rules.open)
 

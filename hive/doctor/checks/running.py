@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import hive
 from hive.build import number_of, version
 from hive.conditions import condition, conditions_in
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.files.layout import CURRENT
 from hive.host.listener import holders_of, listening_inodes
@@ -44,7 +44,7 @@ def judge_answers(subject: Subject) -> CheckVerdict:
 
 def _judge_silence(subject: Subject) -> CheckVerdict:
     if subject.may_not:
-        return skipped(f"{subject.silence}; needs root or the group hive", "{sudo}hive doctor")
+        return unseen(subject.silence, "", group="hive")
     if subject.kind is TargetKind.NONE:
         none = condition("no_hive")
         return skipped(none.text, none.fix)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.conditions import TABLE
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import ConfigError, HiveError
 from hive.host import policy_file
@@ -48,7 +48,7 @@ def judge_kvm(number: int, api: int | None, *, has_vmm: bool, is_root: bool) -> 
     'no /dev/kvm: virtual machines cannot run here'
     """
     if number in (errno.EACCES, errno.EPERM) and not is_root:
-        return skipped("this user may not open /dev/kvm; needs root or the group kvm", "{sudo}hive doctor sandbox.kvm")
+        return unseen("this user may not open /dev/kvm", "sandbox.kvm", group="kvm")
     if number:
         missing = number in (errno.ENOENT, errno.ENXIO, errno.ENODEV)
         reason = "no /dev/kvm" if missing else f"/dev/kvm: {os.strerror(number)}"
@@ -157,7 +157,7 @@ def look_at_policy(subject: Subject) -> CheckVerdict:
         policy = policy_file.load(path)
     except ConfigError as error:
         if isinstance(error.__cause__, PermissionError) and not subject.is_root:
-            return skipped(f"this user may not read {path}; needs root", "{sudo}hive doctor sandbox.policy")
+            return unseen(f"this user may not read {path}", "sandbox.policy")
         return wrong("policy_wrong", why=error.message, hint=error.hint)
     owner = path.stat().st_uid
     if owner != 0 and subject.is_appliance:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hive.conditions import DISK_LEAST_BYTES
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.files.layout import REDIS_ACL
 from hive.store import explain, probe
@@ -42,7 +42,7 @@ def look_at_redis(subject: Subject) -> CheckVerdict:
     try:
         said = probe.ask(path, ["PING"], within_s=PROBE_S)[0]
     except PermissionError:
-        return skipped(f"this user may not use {path}; needs root or the group hive", "{sudo}hive doctor redis.answers")
+        return unseen(f"this user may not use {path}", "redis.answers", group="hive")
     except OSError as error:
         said = f"!{error.strerror or error or type(error).__name__}"
     return judge_redis(said, str(path), runs=subject.health is not None, is_appliance=subject.is_appliance)
@@ -94,7 +94,7 @@ def look_at_acl(subject: Subject) -> CheckVerdict:
             path, ["AUTH", "viewer", "-"], read, write, ["CONFIG", "GET", "dir"], within_s=PROBE_S
         )
     except PermissionError:
-        return skipped(f"this user may not use {path}; needs root or the group hive", "{sudo}hive doctor redis.acl")
+        return unseen(f"this user may not use {path}", "redis.acl", group="hive")
     except OSError as error:
         return skipped(f"Redis cannot be asked: {error.strerror or error}; see redis.answers")
     verdict = judge_acl(Acl((read_bare, write_bare), (login, viewed, deleted, configured)))
@@ -149,11 +149,11 @@ def look_at_sqlite(subject: Subject) -> CheckVerdict:
     try:
         size = path.stat().st_size
     except PermissionError:
-        return skipped(f"this user may not read {path}; needs root", "{sudo}hive doctor sqlite.integrity")
+        return unseen(f"this user may not read {path}", "sqlite.integrity")
     except FileNotFoundError:
         return skipped(f"there is no {path} yet")
     if not os.access(path, os.R_OK):
-        return skipped(f"this user may not read {path}; needs root", "{sudo}hive doctor sqlite.integrity")
+        return unseen(f"this user may not read {path}", "sqlite.integrity")
     try:
         found, version = quick_check(path, limit_s=subject.limit_s - SPARE_S)
     except sqlite3.Error as error:

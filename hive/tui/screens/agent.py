@@ -17,8 +17,8 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Button, Footer, RichLog
 
+from hive.agent_orders import orders_of
 from hive.client.client import path_of
-from hive.domain import AT_REST, AgentStatus
 from hive.errors import HiveError
 from hive.tui.cells import count, one_line, size, some, span, state
 from hive.tui.history import History
@@ -46,16 +46,12 @@ _START = {"start": ("Start", "green")}
 
 
 def verbs_of(status: str) -> tuple[str, ...]:
-    """The acts that its status permits: its buttons.
+    """The orders that its status permits and that have a button.
 
     >>> verbs_of("running"), verbs_of("paused"), verbs_of("error"), verbs_of("pausing")
     (('pause', 'stop'), ('resume', 'stop'), ('start',), ())
     """
-    if status == AgentStatus.RUNNING:
-        return ("pause", "stop")
-    if status == AgentStatus.PAUSED:
-        return ("resume", "stop")
-    return ("start",) if status in AT_REST else ()
+    return tuple(order for order in orders_of(status) if order in _BUTTONS | _START)
 
 
 def facts_of(row: AgentLine, view: Answer, *, now: float) -> list[Line]:
@@ -76,7 +72,7 @@ def facts_of(row: AgentLine, view: Answer, *, now: float) -> list[Line]:
             f"RAM {size(row.rss_bytes)}{_age(row, now)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)} · "
             f"{count(row.in_flight)} in flight, {count(row.parked)} parked · {count(row.tokens_per_s)} tokens/s"
         ),
-        line(f"{some(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out"),
+        line(f"{some(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out since it was created"),
     ]
     more = [*_wakes(row), *beside(view)]
     return [*lines, joined(line(said) for said in more)] if more else lines
@@ -90,8 +86,8 @@ def _age(row: AgentLine, now: float) -> str:
 def _wakes(row: AgentLine) -> list[str]:
     if row.wakes is None:
         return []
-    last = "" if row.last_wake_ms is None else f", the last in {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
-    return [f"{some(row.wakes, 'wake')}{last}", some(row.pauses or 0, "sleep")]
+    last = "" if row.last_wake_ms is None else f", last {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
+    return [f"{some(row.wakes, 'wake')}{last}", f"{some(row.pauses or 0, 'sleep')} since start"]
 
 
 def why_of(row: AgentLine, view: Answer) -> str:
