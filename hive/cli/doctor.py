@@ -141,23 +141,18 @@ def as_text(results: Sequence[Result], took_s: float, *, every: bool) -> str:
 
 
 def skipped_line(unseen: int, rest: int) -> str:
-    """
+    """The number of checks that were skipped, by the reason.
+
     >>> skipped_line(0, 32), skipped_line(1, 1), skipped_line(0, 0)
     ('32 checks do not apply here; --all lists them', '1 check needs root, 1 does not apply here; --all lists them', '')
     """
-    told = [
-        f"{count} {one if count == 1 else many}"
-        for count, one, many in (
-            (unseen, "needs root", "need root"),
-            (rest, "does not apply here", "do not apply here"),
-        )
-        if count
-    ]
-    if not told:
-        return ""
-    number, _, words = told[0].partition(" ")
-    told[0] = f"{number} {'check' if number == '1' else 'checks'} {words}"
-    return f"{', '.join(told)}; --all lists {'it' if unseen + rest == 1 else 'them'}"
+    told = []
+    if unseen:
+        told.append(f"{unseen} check{'' if unseen == 1 else 's'} {'needs' if unseen == 1 else 'need'} root")
+    if rest:
+        checks = "" if unseen else " check" if rest == 1 else " checks"
+        told.append(f"{rest}{checks} {'does' if rest == 1 else 'do'} not apply here")
+    return f"{', '.join(told)}; --all lists {'it' if unseen + rest == 1 else 'them'}" if told else ""
 
 
 def _lines(result: Result) -> list[str]:
