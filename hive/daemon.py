@@ -799,7 +799,8 @@ class Daemon:
         self._spawn(self._transcriptions.run(), "transcriptions")
         self._spawn(self._load_approvals.run(), "signed loads")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
+            async with asyncio.timeout(RECONCILED_WITHIN_S):
+                await self._known()
         await self._listen()
         spawn(self._usage.run(), name="usage")
         spawn(self._usage.take_over(), name="old usage")

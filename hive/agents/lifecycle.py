@@ -260,7 +260,8 @@ class AgentLifecycle:
                 raise TimedOut(f"{why}; it is awake")
             retry_s = RETRY_BUSY_S if attempt.busy else RETRY_OTHER_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._try_pause_again.wait(), min(left_s, retry_s))
+                async with asyncio.timeout(min(left_s, retry_s)):
+                    await self._try_pause_again.wait()
 
     def wake(self, cause: WakeCause, answer: Answer, *, actor: str = "proxy") -> None:
         """Wakes it; `answer` is called once, as soon as it is awake or certain not to be.

@@ -153,7 +153,8 @@ class Jobs:
         """The job as it is; if it runs, once it has ended, or after `wait_s`. Raises NotFound."""
         if wait_s and (event := self._ends.get(job_id)) is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await event.wait()
         found: StoredJob = await self._database.read(lambda conn: jobs.get(conn, job_id))
         return found
 

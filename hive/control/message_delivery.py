@@ -368,7 +368,8 @@ class MessageDelivery:
 
 async def _until(happened: asyncio.Event, within_s: float) -> None:
     try:
-        await asyncio.wait_for(happened.wait(), within_s)
+        async with asyncio.timeout(within_s):
+            await happened.wait()
     except TimeoutError:
         return
 

@@ -50,4 +50,5 @@ class RuntimeWatch:
             if not isinstance(found, HiveError):
                 self.found = found
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._here.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._here.wait()

@@ -81,7 +81,8 @@ class Scheduler:
             self._changed.clear()
             times = [schedule.at for schedule in self._schedules.values() if schedule.id not in self._acting]
             try:
-                await asyncio.wait_for(self._changed.wait(), schedule_times.wait_s(times, time.time()))
+                async with asyncio.timeout(schedule_times.wait_s(times, time.time())):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

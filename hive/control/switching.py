@@ -330,7 +330,8 @@ class Switcher:
         log.info("switch_begun job=%s to=%s from=%s resumed=%d", job.id, switch.new, switch.old, switch.resumed)
         if switch.pooled:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._book(switch), PROXY_WITHIN_S)
+                async with asyncio.timeout(PROXY_WITHIN_S):
+                    await self._book(switch)
         job = await self._write(job, switch)
         while not switch.ended:
             failure = await self._outcome(switch)

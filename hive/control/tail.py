@@ -58,4 +58,5 @@ async def _follow_file(path: Path, count: int, stopping: asyncio.Event) -> Async
             yield added
         else:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await stopping.wait()

@@ -95,7 +95,8 @@ class UserNames:
         if asked is None or asked.done():
             asked = self._asked[uid] = asyncio.get_running_loop().run_in_executor(None, name_of, uid)
         with contextlib.suppress(TimeoutError, OSError):
-            name = await asyncio.wait_for(asyncio.shield(asked), NAME_WITHIN_S)
+            async with asyncio.timeout(NAME_WITHIN_S):
+                name = await asyncio.shield(asked)
             self._known[uid] = (time.monotonic(), name)
             self._asked.pop(uid, None)
 

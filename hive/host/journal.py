@@ -44,7 +44,8 @@ async def _next(fd: int, stopping: asyncio.Event) -> bytes:
     try:
         while not stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(arrived.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await arrived.wait()
                 return os.read(fd, PIECE_BYTES)
     finally:
         loop.remove_reader(fd)

@@ -70,7 +70,8 @@ class Telling:
     async def _send_all(self) -> None:
         while self._words:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), TOGETHER_S)
+                async with asyncio.timeout(TOGETHER_S):
+                    await self._hurry.wait()
             self._hurry.clear()
             words, self._words, self._bytes = self._words, [], 0
             try:

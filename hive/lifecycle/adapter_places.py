@@ -89,7 +89,8 @@ class SlotAdapters:
             raise WrongState(f"another adapter has the slot of {place.engine}", hint="install it with another --name")
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(pool.footprints.facts_of(entry), READ_WITHIN_S)
+                async with asyncio.timeout(READ_WITHIN_S):
+                    await pool.footprints.facts_of(entry)
             await load_slot(pool, slot)
         except BaseException as error:
             if isinstance(error, HiveError):
@@ -257,4 +258,5 @@ async def load_slot(pool: ModelPool, slot: PooledSlot) -> None:
 async def next_pass(pool: ModelPool) -> None:
     """Returns after the next decision of the pool, or a second."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(pool.passed(), AGAIN_S)
+        async with asyncio.timeout(AGAIN_S):
+            await pool.passed()

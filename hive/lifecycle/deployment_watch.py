@@ -69,7 +69,8 @@ class DeploymentWatch:
             if self._deployments.rows():
                 await self.look()
             try:
-                await asyncio.wait_for(self._pool.passed(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._pool.passed()
             except TimeoutError:
                 continue
 

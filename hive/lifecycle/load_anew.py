@@ -114,7 +114,7 @@ class SlotLoader:
                 if slot.state in HOLD and not (slot.unload_ordered or slot.renewing):
                     slot.renewing = True
                     pool.wake()
-                with suppress(TimeoutError):  # wait_for of Python 3.11 can lose a cancellation
+                with suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await pool.passed()
             is_renewed = slot.renewing and slot.generation == generation and slot.state is not SlotState.ASLEEP

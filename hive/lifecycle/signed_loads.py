@@ -62,7 +62,8 @@ class LoadApprovals:
                     self._seen = target.address, loaded
             self.tell()
             try:
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

@@ -211,7 +211,8 @@ class ProxyGates:
     async def ports(self, within_s: float) -> int:
         """The proxy's port, as soon as one has told it. Raises LinkLost."""
         try:
-            await asyncio.wait_for(self._ports_known.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._ports_known.wait()
         except TimeoutError:
             raise LinkLost(f"no proxy has connected within {within_s:g} s") from None
         assert self.port is not None

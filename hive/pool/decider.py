@@ -335,9 +335,13 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
         return _load(wanted, grants, why)
     if any(slot.is_backend and slot.grants and slot.id != wanted.id for slot in outlook.facts.slots):
         return None  # the switch stops it, and then there may be room
+    if any(all(bytes <= 0 for bytes in outlook.short(site)) for site in outlook.sites(wanted)):
+        return None  # it fits as soon as nothing moves there
     for slot in models:
         if slot.id != wanted.id and slot.pinned_at is None:
             move = _out(outlook, slot, f"room for {wanted.model}", alarm)
             if move is not None or slot.state is not SlotState.READY:
                 return move
+    if outlook.moving:  # what is loading, or has just been loaded, may leave after that
+        return None
     return RefuseWaiting(wanted.id, blocked_by(outlook, wanted))

@@ -445,7 +445,8 @@ class PoolLeases:
         """Returns once there is news of it, or after `within_s`."""
         changed = lease.changed
         try:
-            await asyncio.wait_for(changed.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await changed.wait()
         except TimeoutError:
             return
 

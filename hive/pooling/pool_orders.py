@@ -190,7 +190,8 @@ class PoolOrders:
     async def _digest(self, slot: PooledSlot) -> str:
         """Of its files as they are now; as they were seen last where the disk is in no hurry."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.pool.footprints.facts_of(slot.entry), READ_WITHIN_S)
+            async with asyncio.timeout(READ_WITHIN_S):
+                await self.pool.footprints.facts_of(slot.entry)
         return self.pool.footprints.known(slot.entry).digest
 
     def is_loading(self, job_id: str) -> bool:
@@ -364,7 +365,8 @@ class PoolOrders:
 
     async def _next(self) -> None:
         try:
-            await asyncio.wait_for(self.pool.passed(), AGAIN_S)
+            async with asyncio.timeout(AGAIN_S):
+                await self.pool.passed()
         except TimeoutError:
             return
 

@@ -262,7 +262,8 @@ class ModelPool:
                 await asyncio.sleep(LOOK_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
             await asyncio.sleep(GATHER_S)
 
     async def _pass(self) -> float:

@@ -64,7 +64,8 @@ class Preparing:
     async def _tell(self) -> None:
         while self._is_news():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), LATER_S)
+                async with asyncio.timeout(LATER_S):
+                    await self._hurry.wait()
             self._told, self._told_at = self._wanted, time.monotonic()
             available = self._box().available_bytes
             slot = "" if available is not None and available < ROOM_BYTES else self._wanted

@@ -308,7 +308,8 @@ class _Knock(asyncio.Protocol):
 
 async def _listens(address: str) -> bool:
     try:
-        await asyncio.wait_for(dial(address, _Knock), LOOK_S)
+        async with asyncio.timeout(LOOK_S):
+            await dial(address, _Knock)
     except (OSError, TimeoutError, HiveError):
         return False
     return True

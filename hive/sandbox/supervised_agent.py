@@ -318,13 +318,15 @@ class SupervisedAgent:
 
     async def _end(self, running: RunningAgent, why: str = "") -> Ended:
         """Takes down how it ended. The caller holds the lock and has killed all of it."""
-        await asyncio.wait_for(self._exited.wait(), self._limits.thaw_s)
+        async with asyncio.timeout(self._limits.thaw_s):
+            await self._exited.wait()
         self._disarm()
         await self._executions.end_all()
         exit_code = await running.reap()
         if exit_code is None:
             with contextlib.suppress(TimeoutError):
-                exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
+                async with asyncio.timeout(self._limits.report_s):
+                    exit_code = await asyncio.shield(self._report)
         self._memory.rests()
         self._running, self._memory = None, AgentMemory(None)
         self._asleep = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -18,6 +19,9 @@ from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Sandbox
 from tests.control.box import Box, until
+
+STEPS = 10
+"""Of the loop, in which a task without I/O gets as far as it can."""
 
 
 async def capabilities(box: Box) -> dict[str, str] | None:
@@ -86,6 +90,24 @@ async def test_only_who_runs_agents_may_ask(box: Box) -> None:
             got = error
         assert type(got) is answer
         client.close()
+
+
+async def test_a_watch_that_is_cancelled_as_the_helper_comes_back_ends(box: Box) -> None:
+    """asyncio.wait_for of Python 3.11 drops a cancellation that comes in the same step as what it waits for: a watch
+    that was told to end went on for ever."""
+    client = SandboxClient(box.paths.sandbox_socket, role="daemon", epoch="e")
+    watch = runtimes.RuntimeWatch(client)
+    watching = asyncio.create_task(watch.run())
+    for _ in range(STEPS):
+        await asyncio.sleep(0)
+    watch.helper_here()
+    watching.cancel()
+    for _ in range(STEPS):
+        await asyncio.sleep(0)
+    is_over = watching.cancelled()
+    watching.cancel()
+    client.close()
+    assert is_over
 
 
 class JournalRuntime(ProcessRuntime):

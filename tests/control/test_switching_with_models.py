@@ -223,7 +223,6 @@ async def test_a_pin_of_the_same_kind_that_leaves_no_room_is_named_and_all_is_as
         return (70 if kind == LLAMA else 60) * MIB
 
     monkeypatch.setattr("hive.pooling.pool_backend.PoolBackends._need", need)
-    await asyncio.sleep(2.0)  # at once after that load, the way back finds no room either (not understood yet)
     job = await hive.ended(await hive.begin(LLAMA))
     assert (job["state"], job["error"]["code"]) == ("failed", "rolled_back")
     assert "there is no room for it: the llama of `hive backend` does not fit beside what is pinned" in str(

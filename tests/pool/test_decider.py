@@ -289,6 +289,23 @@ def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     assert decided(closing, bystander, **facts) == OpenSlot("v")  # it was about to leave when the order came
 
 
+def test_a_switch_right_after_a_load_waits_until_its_memory_may_move() -> None:
+    """It was refused for want of room, on its way back too (`dependency_down`), although there was enough: nothing may
+    move where a load goes on or has just ended, and what may not move now was taken for what never fits."""
+    loaded = ready("a", 60, kind="llama", pinned_at=0.0, settled=False)
+    other = ready("b", 10, kind="llama")
+    fits = SlotFacts("v", "v", 30, kind="vllm", is_backend=True, pinned_at=NOW)
+    large = replace(fits, need_bytes=50)
+    facts: dict[str, Any] = {"exclusive": ExclusiveOrder("", "v")}
+    assert decided(loaded, other, fits, **facts) == Rest(None), "and nobody leaves for it"
+    assert isinstance(decided(replace(loaded, settled=True), other, fits, **facts), LoadSlot)
+    assert decided(loaded, other, large, **facts) == CloseSlot("b", "room for v")
+    assert decided(loaded, large, **facts) == Rest(None)
+    assert decided(replace(loaded, state=S.LOADING), fits, **facts) == Rest(None)
+    assert decided(replace(loaded, pinned_at=None), large, **facts) == Rest(None), "it leaves once it is settled"
+    assert isinstance(decided(replace(loaded, settled=True), large, **facts), RefuseWaiting)
+
+
 def test_a_failed_load_is_tried_again_later_and_then_refused() -> None:
     assert decided(cold("a", 60, failures=1, retry_at=NOW + 60)) == Rest(NOW + 60)
     assert isinstance(decided(cold("a", 60, failures=1, retry_at=NOW)), LoadSlot)
