@@ -214,7 +214,7 @@ class Peers:
             *("--host", "127.0.0.1", "--telemetry", "False"),
             log="litellm.log",
         )
-        await asyncio.to_thread(wait_for_port, port, LITELLM_START_S)
+        await self._listens(port, "litellm.log", LITELLM_START_S)
         return Peer("litellm", process.pid, port)
 
     async def router(self, venv: Path, backends: Sequence[int]) -> Peer:
@@ -223,11 +223,17 @@ class Peers:
         process = self.run(
             *(str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
             *("--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends), "--policy", "cache_aware"),
-            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--log-level", "warn"),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--log-level", "warning"),
             log="router.log",
         )
-        await asyncio.to_thread(wait_for_port, port)
+        await self._listens(port, "router.log")
         return Peer("router", process.pid, port)
+
+    async def _listens(self, port: int, log: str, within_s: float = START_S) -> None:
+        try:
+            await asyncio.to_thread(wait_for_port, port, within_s)
+        except OSError:
+            raise SystemExit(f"it did not start:\n{(self.directory / log).read_text()}") from None
 
 
 def free_port() -> int:

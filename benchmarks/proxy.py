@@ -67,20 +67,29 @@ ADDED_MS_MAX, ADDED_P99_RATIO_MAX = 0.10, 3.0
 LATENCY_RUNS = 7
 LATENCY_REQUESTS = 2000
 """Of each way in a run; their p99 is the 20th slowest."""
-LATENCY_REQUESTS_BESIDE = 600
+LATENCY_REQUESTS_BESIDE = 200
 """The same where a slow peer is among them."""
 RESOLUTION_MS = 0.001
 """The least that a peer is said to add, so that there is a ratio to it."""
 WORK = {
-    "nginx": "relays bytes; knows no keys, no models, no usage",
-    "router": "picks a server for each request by what its cache has and how busy it is; a health check, retries, "
-    "metrics; no keys, no usage",
-    "hive": "knows each agent by its key, allowlist, limits of agent and tenant, fair queue, body read and rebuilt by "
-    "the field table, cache kept apart, usage metered and on disk",
-    "litellm": "one master key (no database: no keys of users, no budgets), body read and rebuilt for the provider, "
-    "routing, retries, cost of each answer, logging",
+    "nginx": ("nginx", "relays bytes; knows no keys, no models and no usage"),
+    "router": (
+        "vLLM's router",
+        "chooses one of two servers by the prompts each has had and how busy it is; health checks, tries again, "
+        "metrics; no keys, no limits, no usage",
+    ),
+    "hive": (
+        "Hive",
+        "knows the agent by its key; allowlist, limits of agent and tenant, a fair queue, the body read and rebuilt by "
+        "its field table, usage metered and written to disk, metrics",
+    ),
+    "litellm": (
+        "LiteLLM",
+        "one master key (without a database it has no users, budgets or usage); the body read and rebuilt for the "
+        "provider, routing, tries again, the price of each answer, callbacks",
+    ),
 }
-"""The work of each peer, in the configuration that is measured here."""
+"""Name and work of each, in the configuration that is measured here."""
 
 
 def fields_of(head: dict[str, str]) -> dict[str, str]:
@@ -106,7 +115,7 @@ async def load(peer: Peer, script: Path, seconds: float, connections: int) -> tu
     """(CPU µs a request, requests a second) of the process over one run of wrk."""
     before = peer.cpu_s
     wrk = await asyncio.create_subprocess_exec(
-        *("wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)),
+        *("wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)),
         f"http://127.0.0.1:{peer.port}{TARGET}",
         stdout=subprocess.PIPE,
     )
@@ -265,7 +274,8 @@ async def compare_beside(
     rows = ["| | CPU a request | added p50 / p99 | what it does |", "|---|---|---|---|"]
     for name in sorted(cpu, key=lambda name: cpu[name]):
         p50, p99 = (statistics.median(added_ms(runs, name, part)) for part in (0.5, 0.99))
-        rows.append(f"| {name} | {cpu[name]:,.0f} µs | {p50:.2f} / {p99:.2f} ms | {WORK[name]} |")
+        title, work = WORK[name]
+        rows.append(f"| {title} | {cpu[name]:,.0f} µs | {p50:.2f} / {p99:.2f} ms | {work} |")
     return rows
 
 
@@ -351,7 +361,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=int, default=3, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=5, help="pairs measured")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--router", type=Path, metavar="VENV", help="compare with vLLM's router, too")
