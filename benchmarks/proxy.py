@@ -67,8 +67,8 @@ ADDED_MS_MAX, ADDED_P99_RATIO_MAX = 0.10, 3.0
 LATENCY_RUNS = 7
 LATENCY_REQUESTS = 2000
 """Of each way in a run; their p99 is the 20th slowest."""
-LATENCY_REQUESTS_BESIDE = 200
-"""The same where a slow peer is among them."""
+LATENCY_REQUESTS_BESIDE = 600
+"""The same beside a slow peer."""
 RESOLUTION_MS = 0.001
 """The least that a peer is said to add, so that there is a ratio to it."""
 WORK = {
@@ -233,11 +233,18 @@ Run = Mapping[str, Sequence[float]]
 """Milliseconds of each request of one run, by the way it took."""
 
 
-async def latency_runs(ports: dict[str, int], count: int) -> list[Run]:
-    """Asked by a process of its own: in this one the daemon's stand-in would take its turns between."""
+async def latency_runs(groups: Sequence[dict[str, int]], count: int) -> list[list[Run]]:
+    """All runs of each group of ways, the groups in turn.
+
+    Asked by a process of its own: in this one the daemon's stand-in would take its turns between.
+    """
+    found: list[list[Run]] = [[] for _ in groups]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as one:
         loop = asyncio.get_running_loop()
-        return [await loop.run_in_executor(one, latencies, ports, count) for _ in range(LATENCY_RUNS)]
+        for _ in range(LATENCY_RUNS):
+            for ports, runs in zip(groups, found, strict=True):
+                runs.append(await loop.run_in_executor(one, latencies, ports, count))
+    return found
 
 
 def added_ms(runs: Sequence[Run], name: str, part: float) -> list[float]:
@@ -267,13 +274,17 @@ def kept(is_kept: bool) -> str:
 async def compare_beside(
     arguments: argparse.Namespace, directory: Path, backend: Peer, rivals: Sequence[Peer]
 ) -> list[str]:
-    """The table of docs/figures.md: what each costs, and the work that it does for it."""
+    """The table of docs/figures.md: what each costs, and the work that it does for it.
+
+    Each is asked in turn with the direct way alone: whoever comes after LiteLLM finds the caches cold.
+    """
     cpu = await compare_cpu(arguments, directory, rivals, "openai-python's head", OPENAI_HEAD)
-    ports = {peer.name: peer.port for peer in (backend._replace(name="direct"), *rivals)}
-    runs = await latency_runs(ports, LATENCY_REQUESTS_BESIDE)
+    groups = [{"direct": backend.port, peer.name: peer.port} for peer in rivals]
+    found = await latency_runs(groups, LATENCY_REQUESTS_BESIDE)
+    runs = {peer.name: of_peer for peer, of_peer in zip(rivals, found, strict=True)}
     rows = ["| | CPU a request | added p50 / p99 | what it does |", "|---|---|---|---|"]
     for name in sorted(cpu, key=lambda name: cpu[name]):
-        p50, p99 = (statistics.median(added_ms(runs, name, part)) for part in (0.5, 0.99))
+        p50, p99 = (statistics.median(added_ms(runs[name], name, part)) for part in (0.5, 0.99))
         title, work = WORK[name]
         rows.append(f"| {title} | {cpu[name]:,.0f} µs | {p50:.2f} / {p99:.2f} ms | {work} |")
     return rows
@@ -347,7 +358,8 @@ async def run(arguments: argparse.Namespace) -> None:
         await compare_alone(arguments, peers.directory, hive, nginx, [backend])
         print(f"what it adds, one connection, {LATENCY_RUNS} runs of {LATENCY_REQUESTS} requests")
         ports = {"direct": backend.port, "nginx": nginx.port, "hive": hive.port}
-        print("\n".join(judge_latency(await latency_runs(ports, LATENCY_REQUESTS))))
+        (runs,) = await latency_runs([ports], LATENCY_REQUESTS)
+        print("\n".join(judge_latency(runs)))
         if arguments.router is not None:
             other = peers.nginx("backend", "other", answer=ANSWER)  # else there is nothing to choose
             rivals.append(await peers.router(arguments.router, [backend.port, other.port]))
