@@ -15,6 +15,8 @@ usage: ./install.sh up [ARGS]     install beside this script if needed, then run
                                   make this box a Hive, or bring the one that is on it up to date (as root; systemd 252)
        ./install.sh --uninstall [--purge] [--yes] [--dry-run] [--prefix DIR]
                                   take it away again; --purge: configuration, secrets and state, too
+       HIVE_PYTHON=PATH           the Python of a new environment; else the first on PATH that was built with a profile
+                                  (PGO), else the first
 TEXT
     exit 2
 }
@@ -45,15 +47,33 @@ quietly() {
     }
 }
 
-# The first Python that is new enough, "" where there is none.
+# How well a Python suits, "" where it is too old or none: see hive/host/python_build.py.
+fitness() { "$1" -I "$root/hive/host/python_build.py" 2>/dev/null || true; }
+
+# The Python of a new environment: HIVE_PYTHON, else of those on PATH the first that suits best, "" where there is none.
 find_python() {
-    local candidate
-    for candidate in python3 python3.11 python3.12 python3.13 python3.14; do
-        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-            command -v "$candidate"
-            return
+    local candidate found="" best=0 fit candidates
+    if [ -n "${HIVE_PYTHON:-}" ]; then
+        printf '%s\n' "$HIVE_PYTHON"
+        return
+    fi
+    # Each of a name: a version manager's shim stands before the system's, and is rarely built with a profile.
+    mapfile -t candidates < <(type -aP python3 python3.11 python3.12 python3.13 python3.14)
+    for candidate in "${candidates[@]}"; do
+        fit=$(fitness "$candidate")
+        if [ "${fit:-0}" -gt "$best" ]; then
+            best=$fit
+            found=$candidate
         fi
+        [ "$best" -lt 3 ] || break
     done
+    printf '%s\n' "$found"
+}
+
+# A choice that cannot be is refused before anything else is done.
+check_choice() {
+    [ -z "${HIVE_PYTHON:-}" ] || [ -n "$(fitness "$HIVE_PYTHON")" ] ||
+        die "HIVE_PYTHON=$HIVE_PYTHON is no Python 3.11 or newer" 2
 }
 
 # Debian ships ensurepip, without which no environment can be made, apart from python3.
@@ -114,6 +134,7 @@ is_installed() {
 }
 
 make_venv() {
+    local python
     if [ -e "$venv/unfinished" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
         if [ -e "$venv" ]; then
             say "repairing $venv"
@@ -123,7 +144,8 @@ make_venv() {
         fi
         mkdir -- "$venv"
         : >"$venv/unfinished"
-        quietly "$(find_python)" -m venv "$venv" || die "python3 -m venv failed"
+        python=$(find_python)
+        quietly "$python" -m venv "$venv" || die "$python -m venv failed"
     fi
     : >"$venv/unfinished"
 }
@@ -146,6 +168,7 @@ install_hive() {
 }
 
 ensure_installed() {
+    check_choice
     ensure_packages
     stamp=$(wanted_stamp)
     is_installed "$1" && return
@@ -517,6 +540,7 @@ box() {
         [ "$word" = --yes ] || [ "$word" = -y ] || passed+=("$word")
     done
     [ -z "$purge" ] || [ -n "$uninstall" ] || usage
+    [ -n "$uninstall" ] || check_choice
     [ -z "$prefix" ] || passed+=(--prefix "$prefix")
     versions=$prefix/opt/hive/versions
     case $uninstall-$dry in

@@ -25,6 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from build_line import build_line
+
 from hive.adapters.base_model import BaseModel
 from tests.adapters.lora_files import Box, secret_pem, sign
 from tests.journeys.adapter_stack import Answer, MadeAdapter, Versions, WordAsker, asking, ended, load, make
@@ -210,6 +212,7 @@ def main() -> int:
     parser.add_argument("--server", choices=("llama", "vllm"), default="llama")
     parser.add_argument("--minutes", type=float, default=0.0)
     args = parser.parse_args()
+    print(build_line())
     requests = args.requests or (1000 if args.short else 10_000)
     minutes = args.minutes or (1.0 if args.short else 10.0)
     parts = {

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import uvloop
+from build_line import build_line
 from peers import Peers, percentile
 
 sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests/proxy", "tests", "")]
@@ -308,7 +309,9 @@ async def run(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=50)
-    uvloop.run(run(parser.parse_args().rounds))
+    rounds = parser.parse_args().rounds
+    print(build_line())
+    uvloop.run(run(rounds))
 
 
 if __name__ == "__main__":

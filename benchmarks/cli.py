@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from build_line import build_line
+
 from hive.cli.lazy import CommandTable
 from hive.cli.main import HIVE
 from hive.client.client import Client
@@ -104,6 +106,7 @@ def measure(words: list[str], hive: Path, empty: Path, pairs: int) -> tuple[floa
 
 
 def main(pairs: int) -> int:
+    print(build_line())
     kept = True
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

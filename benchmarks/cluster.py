@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from build_line import build_line
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
@@ -77,6 +78,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--service", type=float, default=2.0, help="seconds of one stream")
     chosen = arguments.parse_args()
+    print(build_line())
     with playing_in_a_thread(lambda: Serving(chosen.service)) as engine:
         engine.serve("RUNNING", "RUNNING")
         with hive_before(engine, "auto") as hive:

@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).
 
 import pytest
 import uvloop
+from build_line import build_line
 from sandbox.harness import HelperProcess, kill_all_under, spec, until
 from sleep import AGENT, SWAPS, zram_bytes
 from swapspace import without_swap
@@ -286,9 +287,10 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=2, help="agents added between two rounds of turns")
     parser.add_argument("--most", type=int, default=80, help="no more agents than this")
     arguments = parser.parse_args()
+    print(build_line())
     print(
         f"agents of {arguments.mib} MiB in {arguments.box_mib} MiB, {arguments.awake:.0%} awake, every answer within "
-        f"{arguments.objective_s:g} s; load of this machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
+        f"{arguments.objective_s:g} s"
     )
     alone = run("no swap", without_swap(), arguments, sleeps=False)
     size_mib = arguments.most * (arguments.mib + 10)

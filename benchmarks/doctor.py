@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from build_line import build_line
+
 PROMISED_S = 2.0
 HANGING = ("hive.sock", "redis.sock", "docker.sock")
 
@@ -48,6 +50,7 @@ def measure(runs: int, *options: str) -> float:
 
 def main() -> int:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    print(build_line())
     with tempfile.TemporaryDirectory(prefix="hive-") as name:
         directory = Path(name)
         listening = listeners(directory)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
+from build_line import build_line
 from pool_live import MemoryGroup, check_oom, in_group
 
 from hive.cli.queue import compared
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--agents", type=int, default=8)
     given = parser.parse_args()
+    print(build_line())
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="ears-") as base:
         folder = Path(base)
         folder.chmod(0o755)

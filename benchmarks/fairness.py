@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 
+from build_line import build_line
 from proxy import Daemon
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
@@ -319,7 +320,9 @@ async def run(requests: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000, help="of the first figure; the others follow it")
-    asyncio.run(run(parser.parse_args().requests))
+    requests = parser.parse_args().requests
+    print(build_line())
+    asyncio.run(run(requests))
 
 
 if __name__ == "__main__":

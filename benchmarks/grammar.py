@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import random
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests", "")]
 
 import msgspec
+from build_line import build_line
 from journeys.sdk import TEMPLATE
 
 from hive.bodies import grammar
@@ -483,7 +483,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only families with this in their name")
     parser.add_argument("--write", default="", help="file for the worst request")
     arguments = parser.parse_args()
-    print(f"load of this machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; promised: a hold ≤ {PROMISED_MS} ms")
+    print(build_line())
+    print(f"promised: a hold ≤ {PROMISED_MS} ms")
     with vllm_server(arguments.tokens) if arguments.vllm else llama_server(arguments.tokens) as server:
         worst = run(server, BackendKind.VLLM if arguments.vllm else BackendKind.LLAMA, arguments)
     sys.exit(worst > PROMISED_MS)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent.parent
 sys.path[:0] = [str(HERE / "tests"), str(HERE)]
 
+from build_line import build_line
 from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
 
 SIZES = (10, 100, 1_000, 10_000)
@@ -234,6 +235,7 @@ if __name__ == "__main__":
     parser.add_argument("--to", type=int, default=10_000, help="external agents; 0: none")
     parser.add_argument("--processes", type=int, default=1_000, help="process agents; 0: none")
     arguments = parser.parse_args()
+    print(build_line())
     if arguments.to >= SIZES[0]:
         curve(arguments.to)
     if arguments.processes:

@@ -30,6 +30,7 @@ sys.path[:0] = [str(HERE / "tests" / "fakes"), str(HERE / "tests"), str(HERE)]
 import msgspec
 import psutil
 import uvloop
+from build_line import build_line
 from control.box import Box, until
 from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
 from many_agents import ManyWorld
@@ -351,6 +352,7 @@ if __name__ == "__main__":
     parser.add_argument("--agents", type=int, default=10_000)
     parser.add_argument("--whole", type=int, default=0, metavar="AGENTS")
     arguments = parser.parse_args()
+    print(build_line())
     uvloop.run(main(arguments.agents))
     if arguments.whole:
         whole(arguments.whole)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests/proxy", "tests", "")]
 
 import uvloop
+from build_line import build_line
 from harness import JSON_ANSWER, MODEL_TOKEN, Proxy, answer, post, proxied
 
 from hive.bodies.body_workers import DeepReaders
@@ -149,9 +149,8 @@ def main() -> None:
     if arguments.load:
         uvloop.run(load(arguments))
         return
-    print(
-        f"load of this machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; promised: ≤ {PROMISED_MS} ms at one go"
-    )
+    print(build_line())
+    print(f"promised: ≤ {PROMISED_MS} ms at one go")
     for label, readers in (("read on the loop", None), ("read in two workers", DeepReaders())):
         print(label)
         uvloop.run(measure(arguments, readers))

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
+from build_line import build_line
+
 from tests.journeys.sdk import door_of
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, serve
@@ -65,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
+    print(build_line())
     with tempfile.TemporaryDirectory(prefix="hive-parking-", dir="/var/tmp") as made:
         kept, llama = Path(made) / "kept", Path(made) / "llama"
         kept.mkdir(mode=0o700)

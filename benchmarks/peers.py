@@ -63,9 +63,9 @@ class Peer(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of the process so far (utime + stime): unlike latency it does not drift with the machine's load."""
-        times = psutil.Process(self.pid).cpu_times()
-        return float(times.user + times.system)
+        """CPU time of the process and its children so far (utime + stime): unlike latency it does not drift with the
+        machine's load."""
+        return sum(times.user + times.system for times in (each.cpu_times() for each in self._processes))
 
     @property
     def rss_bytes(self) -> int:
@@ -73,9 +73,13 @@ class Peer(NamedTuple):
 
     def pin(self, cpus: Sequence[int]) -> None:
         """Lets it run on these processors only, its children too."""
-        process = psutil.Process(self.pid)
-        for each in (process, *process.children(recursive=True)):
+        for each in self._processes:
             each.cpu_affinity(list(cpus))
+
+    @property
+    def _processes(self) -> list[psutil.Process]:
+        process = psutil.Process(self.pid)
+        return [process, *process.children(recursive=True)]
 
 
 class Daemon:
@@ -150,22 +154,23 @@ class Peers:
             self._started.append(subprocess.Popen(command, stdout=out, stderr=out if log else None))
         return self._started[-1]
 
-    def nginx(self, role: str, *, backend: int = 0, answer: str = "") -> Peer:
-        """nginx as the fixed answer (`role` backend) or as the proxy before it."""
+    def nginx(self, role: str, name: str = "", *, backend: int = 0, answer: str = "") -> Peer:
+        """nginx as the fixed answer (`role` backend) or as the proxy before it. `name`: of a further one."""
         port = free_port()
         conf = (HERE / "nginx.conf").read_text()
         other = "proxy" if role == "backend" else "backend"
         before, _, rest = conf.partition(f"# BEGIN {other}")
         conf = before + rest.partition(f"# END {other}")[2]
-        for name, value in {
+        name = name or role
+        for word, value in {
             "DIR": str(self.directory),
-            "NAME": role,
+            "NAME": name,
             "PORT": str(port),
             "BACKEND": str(backend or port),
             "ANSWER": answer,
         }.items():
-            conf = conf.replace(name, value)
-        path = self.directory / f"{role}.conf"
+            conf = conf.replace(word, value)
+        path = self.directory / f"{name}.conf"
         path.write_text(conf)
         process = self.run("nginx", "-c", str(path), "-p", str(self.directory), "-e", "stderr")
         wait_for_port(port)
@@ -209,8 +214,26 @@ class Peers:
             *("--host", "127.0.0.1", "--telemetry", "False"),
             log="litellm.log",
         )
-        await asyncio.to_thread(wait_for_port, port, LITELLM_START_S)
+        await self._listens(port, "litellm.log", LITELLM_START_S)
         return Peer("litellm", process.pid, port)
+
+    async def router(self, venv: Path, backends: Sequence[int]) -> Peer:
+        """vLLM's router from its virtual environment (tests/tools/setup_router.sh), before these ports."""
+        port = free_port()
+        process = self.run(
+            *(str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
+            *("--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends), "--policy", "cache_aware"),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--log-level", "warning"),
+            log="router.log",
+        )
+        await self._listens(port, "router.log")
+        return Peer("router", process.pid, port)
+
+    async def _listens(self, port: int, log: str, within_s: float = START_S) -> None:
+        try:
+            await asyncio.to_thread(wait_for_port, port, within_s)
+        except OSError:
+            raise SystemExit(f"it did not start:\n{(self.directory / log).read_text()}") from None
 
 
 def free_port() -> int:

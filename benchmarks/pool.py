@@ -29,6 +29,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from build_line import build_line
 from pool_hive import HivePool
 from pool_machine import WORKLOADS, PoolPolicy, SimMachine, simulate
 from pool_peers import PEERS, LeastRecentlyUsed, Seed003, in_order_optimum_s
@@ -212,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds
+    print(build_line())
     began = time.process_time()
     print(f"the pool's decider in virtual time, {seeds} seeds")
     for part in (agents, two, alternate, zipf, flood):

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import httpx
 import psutil
+from build_line import build_line
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=10)
     parser.add_argument("--context", type=int, default=262144, help="tokens: what makes the servers large")
     given = parser.parse_args()
+    print(build_line())
     program = llama.program()
     if program is None:
         raise SystemExit("no llama-server: run tests/tools/build_llama_server.sh or set HIVE_LLAMA_SERVER")

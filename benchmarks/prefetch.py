@@ -22,6 +22,7 @@ from typing import NamedTuple
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 import uvloop
+from build_line import build_line
 
 from hive.domain import Limits
 from hive.host.memory import read_swaps
@@ -134,10 +135,11 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
+    print(build_line())
     if os.geteuid() != 0:
         raise SystemExit("only root turns swap on")
     with file_swap(2 * args.mib + 64):
-        print(f"{args.mib} MiB, {args.rounds} rounds each, load {os.getloadavg()[0]:.1f}, Linux {os.uname().release}")
+        print(f"{args.mib} MiB, {args.rounds} rounds each, Linux {os.uname().release}")
         uvloop.run(measure(args.mib, args.rounds))
     if any(swap.path.endswith("/swap") and "hive-swap-" in swap.path for swap in read_swaps() or ()):
         raise SystemExit("its swap is still on")

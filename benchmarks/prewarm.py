@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import gguf
 import httpx
+from build_line import build_line
 from gguf.quants import quantize
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000, help="of a prompt, at least")
     parser.add_argument("--wakes", type=int, default=40)
     arguments = parser.parse_args()
+    print(build_line())
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         model = Path(folder) / "random.gguf"
         print(f"a random model of {make_model(model) / 1e6:.0f} million weights")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import socket
 import statistics
 import sys
@@ -28,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).
 import docker_engine
 import pytest
 import uvloop
+from build_line import build_line
 from journeys.stack import stack  # a Hive of its own, as the tests have it
 from peers import percentile
 from sandbox.harness import A, HelperProcess, kill_all_under, spec, until
@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--docker-rounds", type=int, default=50)
     parser.add_argument("--freezer", choices=("cgroup", "signals"), default="cgroup")
     arguments = parser.parse_args()
-    print(f"load of this machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(build_line())
     for mib in arguments.mib:
         uvloop.run(run_light(mib, arguments.rounds, arguments.freezer))
         for swap in arguments.swap:

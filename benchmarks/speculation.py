@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+from build_line import build_line
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--only", choices=("llama", "vllm"))
     args = parser.parse_args()
+    print(build_line())
     if args.only != "vllm":
         if llama.program() is None:
             print("llama: not installed (tests/tools/build_llama_server.sh)")

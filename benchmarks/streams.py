@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import uvloop
+from build_line import build_line
 from peers import TOKEN, Peer, Peers, free_port, percentile, spread, wait_for_port
 
 from hive.domain import BackendKind
@@ -328,6 +329,8 @@ def main() -> None:
     parser.add_argument("--open", type=int, default=5000, help="streams open at once for the memory of one; 0: none")
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not arguments.serve:
+        print(build_line())
     uvloop.run(serve(arguments.serve) if arguments.serve else run(arguments))
 
 

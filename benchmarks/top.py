@@ -30,6 +30,7 @@ HERE = Path(__file__).parent.parent
 sys.path[:0] = [str(HERE / "tests"), str(HERE)]
 
 import psutil
+from build_line import build_line
 from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
 
 from hive.domain import Agent, AgentSpec
@@ -144,6 +145,7 @@ def main() -> int:
     parser.add_argument("--living", type=int, default=50)
     parser.add_argument("--for", type=float, default=20.0, dest="for_s")
     given = parser.parse_args()
+    print(build_line())
     with hive_with(given.agents, given.living) as hive:
         socket = Path((hive.state / "socket").read_text().strip())
         time.sleep(2)
@@ -153,9 +155,7 @@ def main() -> int:
         own, after, stood_s = asyncio.run(look_on(hive, socket, given.for_s))
         paint_s, keys_s = starts_s(socket)
     shares = {"hive top": own} | {name: after[name] - before[name] for name in ("daemon", "sandbox", "proxy", "redis")}
-    load, cores = os.getloadavg()[0], os.cpu_count()
-    print(f"{given.agents} agents, {given.living} of them living, a look a second, {given.for_s:.0f} s", end="")
-    print(f"; load of this machine {load:.1f}, {cores} cores")
+    print(f"{given.agents} agents, {given.living} of them living, a look a second, {given.for_s:.0f} s")
     for name, share in shares.items():
         promised = f"   promised {OF_A_CORE_PERCENT[name]:g} %" if name in OF_A_CORE_PERCENT else ""
         without = f"   ({before[name]:.2f} % without it)" if name in before else ""

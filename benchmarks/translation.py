@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import streams
 import uvloop
+from build_line import build_line
 from peers import TOKEN, Peer, Peers, free_port, spread, wait_for_port
 
 from hive.domain import BackendKind
@@ -342,6 +343,8 @@ def main() -> None:
     parser.add_argument("--litellm", type=Path, metavar="VENV", help="LiteLLM's environment")
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not arguments.serve:
+        print(build_line())
     uvloop.run(serve(arguments.serve) if arguments.serve else run(arguments))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import os
 import secrets
 import socket
 import statistics
@@ -27,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from build_line import build_line
 
 from tests.journeys.stack import Stack, stack, until
 from tests.journeys.test_uploads import RUNNER, whisper_config
@@ -146,6 +147,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--full-mib", type=float, default=25)
     arguments = parser.parse_args()
+    print(build_line())
     with tempfile.TemporaryDirectory(prefix="hive-uploads-") as made:
         folder = Path(made)
         with stack(config=whisper_config(folder)) as hive:
@@ -153,7 +155,6 @@ def main() -> int:
                 hive.create(f"a{agent}", "idler.py")
             ask(*_with(through(hive, "a0"), form(1000)))
             kept = [overhead(hive, folder, arguments.count), memory(hive, arguments.full_mib)]
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     return 0 if all(kept) else 1
 
 

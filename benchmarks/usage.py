@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent.parent
 sys.path[:0] = [str(HERE)]
 
+from build_line import build_line
+
 from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.store import agents, rollups, usage
 from hive.store.migrations import migrate
@@ -276,6 +278,7 @@ def main() -> int:
     parser.add_argument("--tenants", type=int, default=20)
     parser.add_argument("--dir", type=Path, help="keep the database there, or use the one that is there")
     given = parser.parse_args()
+    print(build_line())
     with tempfile.TemporaryDirectory(prefix="hive-", dir="/var/tmp") as directory:
         path = (given.dir or Path(directory)) / "hive.db"
         if not path.exists():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).parent.parent)]
 
+from build_line import build_line
 from journeys.stack import Stack, stack  # a Hive of its own, as the tests have it
 
 
@@ -87,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
+    print(build_line())
     with stack() as hive:
         freezer = hive.health()["freezer"]
         print(f"ingress call, request sent → first byte of the answer, {rounds} rounds, frozen by {freezer}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -30,6 +31,29 @@ def test_what_a_benchmark_imports_is_there(script: Path) -> None:
         if module.split(".")[0] == "hive":
             found = importlib.import_module(module)
             assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+
+
+@pytest.mark.parametrize(
+    ("hive_ms", "nginx_ms", "kept"),
+    [
+        (0.15, 0.09, ["kept", "kept"]),
+        (0.20, 0.09, ["NOT KEPT", "NOT KEPT"]),  # 0.15 ms at all percentiles, 3.75 of nginx's
+        (0.14, 0.05, ["kept", "NOT KEPT"]),  # nginx adds nothing that could be measured
+    ],
+)
+def test_what_hive_adds_is_judged_by_the_median_run(
+    hive_ms: float, nginx_ms: float, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three runs of seven with something else on the machine count for nothing."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spec = importlib.util.spec_from_file_location("proxy_benchmark", ROOT / "benchmarks/proxy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    proxy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(proxy)
+    quiet = {"direct": [0.05] * 100, "nginx": [nginx_ms] * 100, "hive": [hive_ms] * 100}
+    lines = proxy.judge_latency([quiet] * 4 + [quiet | {"hive": [9.0] * 100}] * 3)
+    assert [line.rpartition(": ")[2] for line in lines] == kept
 
 
 @pytest.mark.parametrize("kind", ["own", "openai"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import hive
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError
-from hive.host import clock, program, systemd
+from hive.host import clock, program, python_build, systemd
 from hive.host.cgroup import choose_parents, find_mount, mount_of_v1, own_cgroup
 
 """Debian 12 has it; what Hive asks of systemd is tested with it."""
@@ -197,10 +199,29 @@ def judge_boot(newest: float, path: Path, *, booted_at: float, now: float) -> Ch
     return passed(f"up since {since}; nothing of Hive is from the future")
 
 
+# --- Python ------------------------------------------------------------------------------------------------------
+
+
+def look_at_python(subject: Subject) -> CheckVerdict:  # noqa: ARG001 - the same for all
+    return judge_python(platform.python_version(), has_profile=python_build.has_profile(sysconfig.get_config_vars()))
+
+
+def judge_python(version: str, *, has_profile: bool) -> CheckVerdict:
+    """Tells, and never warns: it is slower, and nothing is wrong.
+
+    >>> judge_python("3.11.2", has_profile=True).reason
+    'Python 3.11.2, built with PGO'
+    """
+    if has_profile:
+        return passed(f"Python {version}, built with PGO")
+    return passed(f"Python {version}, built without PGO: a proxied request takes a sixth more CPU than with it")
+
+
 CHECKS = (
     Check("host.systemd", "systemd is PID 1, and recent enough to install Hive.", look_at_systemd),
     Check("host.cgroup", "cgroup v2 with a freezer, controllers for limits, and leave to use them.", look_at_cgroup),
     Check("host.descriptors", "Open files (ulimit -Hn) are enough for many connections.", look_at_descriptors),
     Check("host.clock", "Something keeps the clock right.", look_at_clock),
     Check("host.boot", "The clock was right at boot: nothing is from the future.", look_at_boot),
+    Check("host.python", "The Python that runs Hive, and if it was built with PGO.", look_at_python),
 )
