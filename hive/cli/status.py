@@ -197,7 +197,10 @@ def _recorded(recorded: Any, now: float) -> str:
         return ""
     if recorded.agents is None:
         return f"unknown: {recorded.why}"
-    known = "without a Hive" if recorded.living else "as the database has them"
+    if recorded.living is None:
+        known = "as the database has them"
+    else:
+        known = "without a Hive" if recorded.living else "and no process of one lives"
     if recorded.last is None:
         return f"{_counted(recorded.agents)}, {known}"
     at, act, name = recorded.last

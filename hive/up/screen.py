@@ -51,8 +51,9 @@ class Screen:
         self._painting: asyncio.TimerHandle | None = None
         self._plain_shown_at: float | None = None
         self._kept: LogFile | None = None
+        self._is_leaving = False
         self._goes_on = False
-        """Whether the last thing on the terminal is a line of `goes_on`."""
+        """A line of `goes_on` is the last thing on the terminal."""
 
     def __repr__(self) -> str:
         return f"<Screen {'live' if self._live else 'lines'}>"
@@ -74,8 +75,10 @@ class Screen:
         if self._kept is not None:
             self._kept.write(name, text, at=time.time())
         priority, words = without_priority(text)
+        # At the end each part loses the others, and says so: that is as it should be.
+        most = PROBLEM - 1 if self._is_leaving and name != "up" else PROBLEM
         is_terminal = self._err.isatty()
-        if is_routine(words) or (is_terminal and priority > PROBLEM):
+        if is_routine(words) or (is_terminal and priority > most):
             return
         line = prefixed(name, words, coloured=self._coloured)
         if self._live is not None and is_terminal:
@@ -97,6 +100,10 @@ class Screen:
             self._out.write(f"{CLEAR_LINE}{text[: (self.width or 80) - 1]}")
             self._out.flush()
             self._goes_on = True
+
+    def leaves(self) -> None:
+        """Hive ends from now on: a terminal gets no more warnings of its parts, only their errors."""
+        self._is_leaving = True
 
     def _wipe(self) -> None:
         if self._goes_on:

@@ -81,6 +81,7 @@ class Supervisor:
             health = await unless(self._interrupts.asked, self._come_up(), name="come-up")
             if health is not None:
                 await self._stay(health, demo=demo, exit_after_s=exit_after_s, json=json)
+            self._screen.leaves()
             if self._helper.connected:
                 self._screen.goes_on(f"agents stop, within {self._stop_grace_s:g} s; Ctrl-C again does not wait …")
                 log.info("agents_stopping grace_s=%g: Ctrl-C again does not wait", self._stop_grace_s)

@@ -111,7 +111,7 @@ def test_a_hive_that_does_not_run_is_told_with_what_its_database_says(no_daemon:
 
 
 def note(state: Path, number: int, pid: int) -> None:
-    """What the helper notes of an agent whose main process it has started."""
+    """Writes what the helper notes of an agent whose main process it has started."""
     main = identify(pid)
     assert main is not None
     spec = SandboxSpec(name=f"n{number}", command=["/bin/sleep"], env={}, home="/h", log="/l")

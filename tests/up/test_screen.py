@@ -112,6 +112,11 @@ for second in range(3):
     screen.say("daemon", "<6>agent_paused")
 screen.say("sandbox", "<3>freeze_failed")
 screen.close()
+screen.leaves()
+screen.goes_on("Hive ends …")
+screen.say("proxy", "<4>daemon_lost")
+screen.say("up", "<4>child_killed")
+screen.say("proxy", "<3>spool_full")
 screen.goes_on("Hive ends …")
 screen.close()
 file.close()
@@ -121,9 +126,9 @@ file.close()
 def test_a_terminal_is_told_what_is_wrong_and_its_banner_is_not_pushed_away(tmp_path: Path) -> None:
     """Each start and each sleep of an agent was a line above the table: the addresses were gone before one had read."""
     shown = on_terminal(program=GRAVE, arguments=(str(tmp_path / "up.log"),))
-    for routine in ("helper_connected", "agent_paused", "<4>", "<3>"):
+    for routine in ("helper_connected", "agent_paused", "daemon_lost", "<4>", "<3>"):
         assert routine not in shown
-    for problem in ("ports_taken", "Traceback", "freeze_failed"):
+    for problem in ("ports_taken", "Traceback", "freeze_failed", "child_killed", "spool_full"):
         assert len(re.findall(problem, shown)) == 1
     assert shown.index("Traceback") < shown.index("Hive is up") < shown.index("ann")
     kept = (tmp_path / "up.log").read_text().splitlines()
@@ -132,7 +137,7 @@ def test_a_terminal_is_told_what_is_wrong_and_its_banner_is_not_pushed_away(tmp_
         "proxy <4>ports_taken",
         "proxy Traceback",
     ]
-    assert len(kept) == 7
+    assert len(kept) == 10
 
 
 def test_what_goes_on_leaves_nothing_on_the_terminal(tmp_path: Path) -> None:
