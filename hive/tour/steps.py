@@ -60,8 +60,8 @@ STEPS = (
         f"Two more programs come, from outside Hive: {CROWD} and {GUEST}, each of a tenant of its own. {CROWD.title()} "
         f"asks the model {CROWD_AT_ONCE} questions at once, {GUEST} asks {GUEST_ASKS}, one after the other. The model "
         f"answers {PLACES} at a time.",
-        f"FIRST WORD: how long each waits for an answer to begin. {GUEST.title()} need not wait until all of "
-        f"{CROWD} are served.",
+        f"FIRST WORD: how long each waits for an answer to begin. {GUEST.title()} does not wait until {CROWD} has all "
+        "of its answers.",
         "hive queue",
     ),
     TourStep(
@@ -76,7 +76,7 @@ STEPS = (
         "Usage",
         "Hive has counted every request of this tour, also those whose answer was cut off.",
         f"First the agents, with {CROWD} and {GUEST} of step 4; then the same by tenant; then all. CUT: answers that "
-        "were cut off. UNKNOWN: requests of which nobody told the tokens.",
+        "were cut off. UNKNOWN: requests whose tokens the server never told.",
         "hive usage --by tenant",
     ),
 )
