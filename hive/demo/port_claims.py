@@ -33,11 +33,11 @@ class PortClaims:
         `view`: of the agent, where it has been made. `others`: the ports of other agents of its Hive. Raises
         DependencyDown where none is free.
         """
-        before = None if view is None else view["port"]
-        if view is not None and isinstance(before, int) and view["status"] in ALIVE:
+        before: int | None = None if view is None else view["port"]
+        if view is not None and before is not None and view["status"] in ALIVE:
             self._claim(before)
             return before
-        wanted = [before] if isinstance(before, int) else []
+        wanted = [] if before is None else [before]
         for port in (*wanted, *range(FIRST_PORT, LAST_PORT)):
             if port not in others and self._claim(port):
                 if is_free(port):

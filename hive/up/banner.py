@@ -46,7 +46,7 @@ def banner(
     rows = {
         "model": f"{local}:{proxy.get('port')}/v1, for agents, with their token",
         "callers": f"{local}:{proxy.get('ingress_port')}/agents/NAME/, with that agent's token",
-        "api": _at(_table(health.get("api"))),
+        "api": f"{paths.api_socket}{_at(_table(health.get('api')))}",
         "backend": _backend(backend),
     }
     if pool := _table(health.get("pool")):
@@ -143,13 +143,13 @@ def _deep(why_not: str) -> str:
 def _at(api: Mapping[str, object]) -> str:
     """
     >>> _at({"listen": "127.0.0.1", "port": 3000}), _at({"listen": "127.0.0.1", "port": None})
-    ('http://127.0.0.1:3000, for whoever has a token (hive token create)', 'on its socket only')
+    (', http://127.0.0.1:3000 with a token', ', on TCP nowhere')
     """
     if api.get("port") is None:
-        return "on its socket only"
+        return ", on TCP nowhere"
     listen = str(api.get("listen"))
     address = f"[{listen}]" if ":" in listen else listen
-    return f"http://{address}:{api['port']}, for whoever has a token (hive token create)"
+    return f", http://{address}:{api['port']} with a token"
 
 
 def _table(value: object) -> Mapping[str, object]:
