@@ -42,9 +42,10 @@ def responses(
 def _deleted(answer: Answer) -> str:
     """
     >>> _deleted({"deleted": 1, "name": "ann"}), _deleted({"deleted": 0, "name": "ann"})
-    ('ann: 1 response is deleted', 'ann: 0 responses are deleted')
+    ('1 response of ann is deleted', '0 responses of ann are deleted')
     """
-    return f"{answer['name']}: {counted(answer['deleted'], 'response is deleted', 'responses are deleted')}"
+    name = answer["name"]
+    return counted(answer["deleted"], f"response of {name} is deleted", f"responses of {name} are deleted")
 
 
 def _shown(answer: Answer) -> str:
