@@ -27,7 +27,7 @@ _MARK = re.compile("\x00(\\d+)\x00")
 _EVENT = re.compile("[a-z](?:[a-z0-9_]|\x00\\d+\x00)*:?")
 _FIELD = re.compile(r"""([a-z][\w.]*)=('[^']*'|"[^"]*"|\S+)""")
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-_PREFIX = re.compile(r"<([0-7])>")
+_PREFIX = re.compile(r"<([0-7])>(?=.)")
 LEVELS = dict(enumerate(("critical", "critical", "critical", "error", "warning", "info", "info", "debug")))
 """Level of a line of each priority that journald knows (sd-daemon(3))."""
 PROBLEM = 4

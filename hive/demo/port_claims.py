@@ -33,7 +33,7 @@ class PortClaims:
         `view`: of the agent, where it has been made. `others`: the ports of other agents of its Hive. Raises
         DependencyDown where none is free.
         """
-        before: int | None = None if view is None else view["port"]
+        before = None if view is None or view["port"] is None else int(view["port"])
         if view is not None and before is not None and view["status"] in ALIVE:
             self._claim(before)
             return before
