@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Collection
 
@@ -38,7 +39,7 @@ class PortClaims:
             self._claim(before)
             return before
         wanted = [] if before is None else [before]
-        for port in (*wanted, *range(FIRST_PORT, LAST_PORT)):
+        for port in itertools.chain(wanted, range(FIRST_PORT, LAST_PORT)):
             if port not in others and self._claim(port):
                 if is_free(port):
                     return port
