@@ -535,7 +535,7 @@ TABLE: dict[str, Row] = {
         'set "live-restore": true in /etc/docker/daemon.json; systemctl reload docker',
     ),
     "agents_without_hive": _warning(
-        "{count} agents live on, and no Hive answers that manages them", "start that Hive again"
+        "{count} {count:/agent lives/agents live} on, and no Hive answers that manages them", "start that Hive again"
     ),
     "agent_left_over": _warning("{what} belongs to no agent{more:?, and * more}", "{remedy}"),
     # Memory.

@@ -27,7 +27,11 @@ _MARK = re.compile("\x00(\\d+)\x00")
 _EVENT = re.compile("[a-z](?:[a-z0-9_]|\x00\\d+\x00)*:?")
 _FIELD = re.compile(r"""([a-z][\w.]*)=('[^']*'|"[^"]*"|\S+)""")
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-_PREFIX = re.compile(r"<[0-7]>")
+_PREFIX = re.compile(r"<([0-7])>(?=.)")
+LEVELS = dict(enumerate(("critical", "critical", "critical", "error", "warning", "info", "info", "debug")))
+"""Level of a line of each priority that journald knows (sd-daemon(3))."""
+PROBLEM = 4
+"""Priority of a warning; what is worse has a smaller one."""
 
 Fields = dict[str, Any]
 
@@ -67,6 +71,25 @@ class JsonLines(logging.Formatter):
         return f"<{_priority(record.levelno)}>{line}" if self._prefixed else line
 
 
+class PrefixedLines(logging.Formatter):
+    """The words of a message with `<N>`, its priority, before each of its lines: of a part of `hive up`, which shows
+    people what is wrong and keeps the rest."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"<{_priority(record.levelno)}>"
+        return "\n".join(prefix + line for line in super().format(record).splitlines() or [""])
+
+
+def without_priority(line: str) -> tuple[int, str]:
+    """The priority of a line, that of a problem where it does not say one, as with a traceback; and the rest of it.
+
+    >>> without_priority("<6>agent_paused agent=ann"), without_priority("Traceback")
+    ((6, 'agent_paused agent=ann'), (4, 'Traceback'))
+    """
+    found = _PREFIX.match(line)
+    return (PROBLEM, line) if found is None else (int(found[1]), line[found.end() :])
+
+
 def goes_to_journal(fd: int, env: Mapping[str, str]) -> bool:
     """Whether what is written to `fd` is read by journald: JOURNAL_STREAM names that very stream (systemd.exec(5)).
 
@@ -87,20 +110,21 @@ def parse(line: str) -> LogEntry:
 
     >>> parse('{"ts": "2026-11-20T10:00:00.000+00:00", "level": "info", "event": "left", "fields": {"n": 1}}')
     LogEntry(at=1795168800.0, level='info', event='left', fields={'n': 1}, text='')
-    >>> parse("Ready to accept connections").text
-    'Ready to accept connections'
+    >>> parse("Ready to accept connections").text, parse("<4>ports_taken").level
+    ('Ready to accept connections', 'warning')
     """
-    bare = _PREFIX.sub("", line, count=1) if line.startswith("<") else line
+    priority, bare = without_priority(line)
+    said = "" if bare is line else LEVELS[priority]
     try:
         found = json.loads(bare) if bare.startswith("{") else None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("event"), str):
-        return LogEntry(None, "", "", {}, line)
+        return LogEntry(None, said, "", {}, bare)
     fields = found.get("fields")
     exception = str(found.get("exception") or "")
     text = "\n".join(part for part in (str(found.get("text") or ""), exception) if part)
-    level, fields = str(found.get("level", "")), fields if isinstance(fields, dict) else {}
+    level, fields = str(found.get("level", said)), fields if isinstance(fields, dict) else {}
     return LogEntry(_unix(found.get("ts")), level, found["event"], fields, text)
 
 

@@ -1,4 +1,5 @@
-"""Signs that steer a terminal or mislead its reader, and their visible replacements; colour, and the cells of a bar.
+"""Signs that steer a terminal or mislead its reader, and their visible replacements; colour, counts in words, and the
+cells of a bar.
 
 Standard library only: every command pays for what this module imports.
 """
@@ -41,6 +42,15 @@ def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:
     (True, False)
     """
     return is_terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """The number with its noun; `nouns` where more than one is not the noun and an s.
+
+    >>> counted(1, "wake"), counted(0, "wake"), counted(1200, "agent is kept", "agents are kept")
+    ('1 wake', '0 wakes', '1,200 agents are kept')
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def shares(parts: Sequence[float], whole: float, width: int) -> list[int]:

@@ -113,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
+    "doctor.offline_status": AROUND | {"doctor", "sandbox.table", "sandbox.runtime"},  # what the helper noted
     "doctor.checks.comfyui": AROUND | {"doctor", "runner.workflow"},  # the files that a runner reads
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},

@@ -14,6 +14,7 @@ from hive.agents.reconcile import Truth
 from hive.agents.units_text import mib, spoken
 from hive.domain import AgentStatus
 from hive.link.helper import Stat
+from hive.terminal_text import counted
 
 WAKES_ON = "ingress, message, schedule, request or resume"
 
@@ -163,13 +164,13 @@ def _at_work(facts: IdleFacts, now: float) -> IdleVerdict | None:
     if not facts.proxy_connected:
         return _awake("the proxy is not connected, and nobody is put to sleep without it")
     if facts.in_flight:
-        return _awake(f"{_count(facts.in_flight, 'request')} in flight")
+        return _awake(f"{counted(facts.in_flight, 'request')} in flight")
     if facts.parked:
-        return _awake(f"{_count(facts.parked, 'request')} parked")
+        return _awake(f"{counted(facts.parked, 'request')} parked")
     if facts.ingress:
-        return _awake(f"{_count(facts.ingress, 'ingress request')} open")
+        return _awake(f"{counted(facts.ingress, 'ingress request')} open")
     if facts.programs:
-        return _awake(f"{_count(facts.programs, 'program')} of an operator's inside")
+        return _awake(f"{counted(facts.programs, 'program')} of an operator's inside")
     if facts.why_busy:
         return _awake(facts.why_busy)
     if now < facts.retry_at:
@@ -195,10 +196,6 @@ def _computing(facts: IdleFacts, now: float) -> IdleVerdict | None:  # noqa: ARG
 def _just_woken(facts: IdleFacts, now: float) -> IdleVerdict | None:
     left = facts.minimum_awake_s - (now - facts.awake_since)
     return _awake(f"woken a moment ago, {left:.0f} s of its minimum left") if left > 0 else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _VETOES: tuple[Callable[[IdleFacts, float], IdleVerdict | None], ...] = (

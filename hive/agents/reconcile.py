@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from hive.domain import AgentStatus, RestartPolicy
+from hive.terminal_text import counted
 
 
 class Truth(StrEnum):
@@ -110,7 +111,7 @@ def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: i
         if restart is RestartPolicy.NO:
             return Ending(AgentStatus.ERROR, reason)
         if ends >= limit:
-            return Ending(AgentStatus.ERROR, f"{reason}, {ends} failures in a row")
+            return Ending(AgentStatus.ERROR, f"{reason}, {counted(ends, 'failure')} in a row")
     wait_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(ends - 1, 16))
     row = f"end {ends} in a row, " if ends > 1 else ""
     return Ending(AgentStatus.STARTING, f"{reason}; {row}started again in {wait_s:g} s", wait_s, reason)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hive.backends.kinds import spec_of
 from hive.settings.table import Settings
+from hive.terminal_text import counted
 
 WARN_AFTER = 2
 """Checks in a row that find the backend's own queue filled: one alone may have looked between two requests."""
@@ -75,7 +76,7 @@ class OwnQueue:
     def _warning(self, places: int | None) -> str:
         if not self._is_warned:
             return ""
-        many = "1 request" if self._most == 1 else f"{self._most} requests"
+        many = counted(self._most, "request")
         limit = "without a limit" if places is None else f"at most {places} at once"
         why = "" if places is None else "someone else uses it, or its own limit is lower; "
         sends = "and Hive sends" if places is None else "although Hive sends"

@@ -16,6 +16,7 @@ from hive.cli.call import Answer, CommandCall, Prefix, StateDir, out
 from hive.cli.terminal import fitted
 from hive.cli.text import number, one_line
 from hive.errors import UsageError
+from hive.terminal_text import counted
 
 PAGE = 1000
 OWN = ("hive", "idle", "proxy", "helper", "internal", "api-token")
@@ -127,7 +128,7 @@ def _line(row: Answer) -> list[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
     detail = row["detail"]
     again = detail.get("refused_again")
-    why = f"{number(again)} more times" if again else str(detail.get("error") or detail.get("reason") or "")
+    why = f"{counted(again, 'more time')}" if again else str(detail.get("error") or detail.get("reason") or "")
     whom = str(detail.get("name") or row["target"])
     return [str(row["id"]), at, who(row), row["origin"], row["act"], whom, row["outcome"], why]
 
@@ -178,7 +179,7 @@ def _said(answer: Answer) -> str:
             f"right before it: {number(answer['rows'])}, in {answer['database']}"
         )
     head = answer["head"]
-    lines = [f"{number(answer['rows'])} rows, each as it was written, up to {head['id']}:{head['hash']}"]
+    lines = [f"{counted(answer['rows'], 'row')}, each as it was written, up to {head['id']}:{head['hash']}"]
     if answer["unanchored"]:
         lines.append(
             f"the last {number(answer['unanchored'])} are in no anchor yet: "

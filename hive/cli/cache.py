@@ -12,6 +12,7 @@ from hive.cli.op_options import BreakGlass, OpToken, headers_of
 from hive.cli.terminal import legend
 from hive.cli.text import UNKNOWN, one_line, span, table
 from hive.errors import UsageError
+from hive.terminal_text import counted
 
 HEADERS = ("MODEL", "BACKEND", "REQUESTS", "TOKENS", "REUSED", "HIT RATE", "FLUSHED BY")
 PARKED_HEADERS = ("AFTER A SLEEP", "TIMES", "TOKENS", "REUSED", "HIT RATE")
@@ -113,6 +114,6 @@ def _flushed(answer: Answer) -> str:
     if not answer["flushed"]:
         return one_line(f"{what} is being flushed: job {answer['id']} waits for requests under way")
     count = answer["entries_removed"]
-    many = "" if not count else f": {count} prompt{'s' if count != 1 else ''} erased"
+    many = "" if not count else f": {counted(count, 'prompt')} erased"
     left = "".join(f"\nleft out: {one}" for one in answer["left_out"])
     return "\n".join(one_line(line) for line in f"{what} is flushed{many}{left}".splitlines())

@@ -16,7 +16,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall, flush, model_names, out
 from hive.cli.conversation import HELP, InputKind, Lines, Typed
-from hive.cli.text import fields, harmless, milliseconds, number
+from hive.cli.text import fields, harmless, milliseconds
 from hive.errors import (
     BackendDown,
     BackendTimeout,
@@ -32,6 +32,7 @@ from hive.errors import (
     did_you_mean,
     with_code,
 )
+from hive.terminal_text import counted
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -248,8 +249,8 @@ class Timing:
         return [
             ("Total", milliseconds((self.last - self.begun) * 1000)),
             ("First token after", "" if self.first is None else milliseconds((self.first - self.begun) * 1000)),
-            ("Prompt", "" if self.tokens_in is None else f"{number(self.tokens_in)} tokens"),
-            ("Answer", "" if self.tokens_out is None else f"{number(self.tokens_out)} tokens"),
+            ("Prompt", "" if self.tokens_in is None else counted(self.tokens_in, "token")),
+            ("Answer", "" if self.tokens_out is None else counted(self.tokens_out, "token")),
             ("Rate", "" if rate is None else f"{rate:.2f} tokens/s"),
             ("Ended", "stopped" if self.stopped else ""),
         ]

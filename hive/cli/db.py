@@ -15,6 +15,7 @@ import typer
 from hive.cli.call import Answer, CommandCall, completed, out
 from hive.cli.text import harmless, narrowed, number, one_line, size, table
 from hive.errors import UsageError
+from hive.terminal_text import counted
 
 SQL_MAX_BYTES = 65536
 LIMIT, LIMIT_MOST = 1000, 100_000
@@ -148,7 +149,7 @@ def notes(answer: Answer, left_out: Sequence[str]) -> list[str]:
 'only the first 2 rows: there are more, --limit N shows them', \
 'left out for want of room: text; --csv and --json have it']
     """
-    count = number(len(answer["rows"]))
+    count = counted(len(answer["rows"]), "row")
     found = []
     if hidden := answer["hidden"]:
         found.append(
@@ -156,9 +157,9 @@ def notes(answer: Answer, left_out: Sequence[str]) -> list[str]:
         )
     match answer["truncated"]:
         case "rows":
-            found.append(f"only the first {count} rows: there are more, --limit N shows them")
+            found.append(f"only the first {count}: there are more, --limit N shows them")
         case "bytes":
-            found.append(f"only the first {count} rows: an answer has at most 8 MiB, so ask for less of each")
+            found.append(f"only the first {count}: an answer has at most 8 MiB, so ask for less of each")
         case _ if not answer["rows"]:
             found.append("no rows")
     if left_out:
@@ -278,7 +279,7 @@ def shown(value: object) -> str:
         return str(value)
     if len(data) <= BYTES_SHOWN:
         return f"x'{data.hex()}'"
-    return f"x'{data[:BYTES_SHOWN].hex()}…' ({number(len(data))} bytes)"
+    return f"x'{data[:BYTES_SHOWN].hex()}…' ({counted(len(data), 'byte')})"
 
 
 def _bytes_in(value: object) -> bytes | None:

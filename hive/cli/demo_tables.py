@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hive.cli.text import harmless, milliseconds, number, one_line, size, span, table
+from hive.terminal_text import counted
 
 Figures = Mapping[str, Any]
 MESSAGE_MAX = 32
@@ -45,7 +46,7 @@ def agents(figures: Figures) -> StepTable:
         for row in figures["agents"]
     ]
     ram = size(sum(row["ram_bytes"] for row in figures["agents"]))
-    note = f"{len(rows)} agents up after {figures['up_ms'] / 1e3:.1f} s; together they hold {ram}."
+    note = f"{counted(len(rows), 'agent')} up after {figures['up_ms'] / 1e3:.1f} s; together they hold {ram}."
     return StepTable(["AGENT", "PID", "UID", "RAM", "FIRST TURN", "TOKENS IN / OUT"], rows, [note])
 
 
@@ -89,7 +90,7 @@ def wake(figures: Figures) -> StepTable:
         ]
         for row in figures["agents"]
     ]
-    note = "WAKE is Hive's own part; ASLEEP and AWAKE are what the caller has waited for its answer."
+    note = "WAKE: the part of ASLEEP in which Hive woke the agent."
     return StepTable(["AGENT", "SLEPT", "WAKE", "ASLEEP", "AWAKE", "TURN", "MEMORY"], rows, [note])
 
 
@@ -106,9 +107,9 @@ def share(figures: Figures) -> StepTable:
         for row in figures["tenants"]
     ]
     took = f"All of it took {figures['all_ms'] / 1e3:.1f} s, {figures['places']} answers at a time."
-    flood, light = (row["first_word_ms"]["median"] for row in figures["tenants"])
-    if flood and light:
-        took += f" The light tenant's first word came {flood / light:.1f} times sooner."
+    crowd, guest = (row["first_word_ms"]["median"] for row in figures["tenants"])
+    if crowd and guest:
+        took += f" Crowd waited {crowd / guest:.1f} times as long for a first word as guest."
     headers = ["TENANT", "ASKED", "AT ONCE", "FIRST WORD, MEDIAN", "LONGEST", "ANSWERS"]
     return StepTable(headers, rows, [took])
 
@@ -116,8 +117,9 @@ def share(figures: Figures) -> StepTable:
 def outage(figures: Figures) -> StepTable:
     rows = [[row["when"], str(row["words"]), str(row["status"]), _told(row)] for row in figures["callers"]]
     notes = [
-        f"Killed: pid {figures['killed_pid']}. A new one, pid {figures['new_pid']}, has answered "
-        f"{figures['back_ms'] / 1e3:.1f} s later; {figures['refused']} questions between were refused."
+        f"The server with pid {figures['killed_pid']} was killed. {figures['back_ms'] / 1e3:.1f} s later a new one, "
+        f"pid {figures['new_pid']}, answered; meanwhile "
+        f"{counted(figures['refused'], 'question was', 'questions were')} refused."
     ]
     notes += [
         f"{row['code'] or 'without a code'}: {harmless(row['message'])}"
@@ -138,8 +140,9 @@ def usage(figures: Figures) -> StepTable:
     rows.append(["all", *_costs(figures["totals"])])
     told = figures["told"]
     notes = [
-        f"Callers were told {number(told['tokens_in'])} tokens in and {number(told['tokens_out'])} out in "
-        f"{number(told['answers'])} whole answers; {number(told['not_whole'])} requests had an error."
+        f"To compare: {counted(told['answers'], 'whole answer')} told the callers of {number(told['tokens_in'])} "
+        f"tokens in and {number(told['tokens_out'])} out. {counted(told['not_whole'], 'more request')} ended in an "
+        "error; what they used is counted above, too."
     ]
     return StepTable(["OF", "REQUESTS", "TOKENS IN", "TOKENS OUT", "UNKNOWN", "CUT"], rows, notes)
 

@@ -25,6 +25,7 @@ from hive.governance.keys import SecretKey, new_secret_pem
 from hive.governance.operation import HOLDS_MAX_S, Operation, params_of
 from hive.governance.rules import SIGNER_NAME, SIGNER_NAMES, SignRules, parse
 from hive.governance.verdict import AskedOperation, judge, signers_of
+from hive.terminal_text import counted
 
 RULES_MAX_BYTES = 1024 * 1024
 ORDER_S = 60.0
@@ -135,7 +136,7 @@ def sign(
     call.confirm("Sign this?", yes=yes)
     signed = add_signature(file, envelope.payload, Signature(own.public.id, own.sign(envelope.signed)))
     ids = [each.key_id for each in signed.signatures]
-    call.show("op.sign", _answer(operation, ids), lambda: f"{file} has {_signatures(len(ids))} now")
+    call.show("op.sign", _answer(operation, ids), lambda: f"{file} has {counted(len(ids), 'signature')} now")
 
 
 def show(
@@ -330,10 +331,6 @@ def _holds(operation: Operation, now: float) -> str:
     if now < operation.issued_at:
         return f"in {span(operation.issued_at - now)}, for {span(operation.expires_at - operation.issued_at)}"
     return f"for another {span(operation.expires_at - now)}"
-
-
-def _signatures(count: int) -> str:
-    return f"{count} signature{'' if count == 1 else 's'}"
 
 
 def _done(operation: Operation, answer: Answer) -> str:

@@ -15,7 +15,7 @@ from hive.cli.status import speculation
 from hive.cli.terminal import drawn_again, fitted
 from hive.cli.text import UNKNOWN, one_line, size, span
 from hive.errors import UsageError
-from hive.terminal_text import shares
+from hive.terminal_text import counted, shares
 
 BANDS = ("high", "normal", "low")
 LOOK_S = 2.0
@@ -103,7 +103,7 @@ def _kept(lines: list[str]) -> list[str]:
 def _screen(call: CommandCall) -> str:
     width = shutil.get_terminal_size().columns
     view = call.client.get("/api/pool")
-    title = f"{time.strftime('%H:%M:%S')}  {len(view['slots'])} models; Ctrl-C ends this"
+    title = f"{time.strftime('%H:%M:%S')}  {counted(len(view['slots']), 'model')}; Ctrl-C ends this"
     return f"{title[:width]}\n\n{shown(view)}"
 
 

@@ -9,6 +9,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall, err
 from hive.cli.config import File
+from hive.terminal_text import counted
 
 
 def import_models(
@@ -57,5 +58,6 @@ def import_models(
 def _shown(answer: Answer) -> str:
     if answer["file"] is None:
         return str(answer["text"]).rstrip("\n")
-    tasks = f" and {len(answer['tasks'])} tasks" if answer["tasks"] else ""
-    return f"{len(answer['models'])} models{tasks} in {answer['file']}\nin effect after: systemctl restart hive-daemon"
+    tasks = f" and {counted(len(answer['tasks']), 'task')}" if answer["tasks"] else ""
+    models = counted(len(answer["models"]), "model")
+    return f"{models}{tasks} in {answer['file']}\nin effect after: systemctl restart hive-daemon"

@@ -13,7 +13,7 @@ import typer
 from hive.cli.call import STATE_DIR
 from hive.domain import BackendKind, Isolation
 from hive.errors import UsageError
-from hive.log_lines import JsonLines, goes_to_journal
+from hive.log_lines import JsonLines, PrefixedLines, goes_to_journal
 from hive.settings.file import Loaded, load, rules_file
 from hive.settings.table import Paths
 
@@ -105,7 +105,7 @@ def proxy(
     """
     flags: dict[str, object] = {"proxy.port": port, "proxy.ingress_port": ingress_port}
     settings = _loaded(config, flags).settings
-    _log_events(as_json=appliance)
+    _log_events(as_json=appliance, of_up=watch_fd is not None)
     _warn_of_secrets("REDIS_URL")
     from hive.proxy.server import main
 
@@ -140,7 +140,7 @@ def daemon(
     """
     loaded = _loaded(config, {"api.port": api_port})
     chosen = None if backend is None else backend_of(backend)
-    _log_events(as_json=appliance)
+    _log_events(as_json=appliance, of_up=watch_fd is not None)
     _warn_of_secrets("REDIS_URL", "HIVE_INTERNAL_TOKEN")
     from hive.daemon import main
 
@@ -172,7 +172,7 @@ def sandbox(
       hive sandbox --state-dir /var/lib/hive --runtime-dir /run/hive
     """
     settings = _loaded(config).settings
-    _log_events(as_json=appliance)
+    _log_events(as_json=appliance, of_up=watch_fd is not None)
     from hive.sandbox.server import main
 
     main(Paths(state_dir, runtime_dir, apart=appliance), settings, watch_fd, config)
@@ -206,23 +206,26 @@ def demo_backend(
     Examples:
       hive demo-backend --port 11434
     """
-    _log_events()
+    _log_events(of_up=watch_fd is not None)
     from hive.demo.server import TOKENS_PER_S, main
 
     speed = tokens_per_s or TOKENS_PER_S
     return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=speed, shared=shared)
 
 
-def _log_events(*, as_json: bool = False) -> None:
-    """Hive's own events on stderr, one a line: as JSON where a journal or a program reads them, else for `hive up`."""
+def _log_events(*, as_json: bool = False, of_up: bool = False) -> None:
+    """Hive's own events on stderr, one a line: as JSON where a journal or a program reads them. `of_up`: for `hive up`,
+    which is told how grave each is."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     level = os.environ.get("LOG_LEVEL", "").upper()
     logging.getLogger("hive").setLevel(level if level in ("DEBUG", "WARNING", "ERROR") else logging.INFO)
     as_json = as_json or os.environ.get("LOG_FORMAT", "").lower() == "json"
     to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
+    formatter: logging.Formatter | None = PrefixedLines() if of_up else None
     if as_json or to_journal:
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines(prefixed=to_journal))
+        formatter = JsonLines(prefixed=to_journal or of_up)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
 
 
 def _warn_of_secrets(*names: str) -> None:

@@ -16,6 +16,7 @@ from hive.cli.text import ago, fields, harmless, one_line, size, span, table
 from hive.conditions import FoundCondition, Where, conditions_in, where_is
 from hive.errors import HiveError, with_code
 from hive.paths import APPLIANCE_RUNTIME
+from hive.terminal_text import counted
 
 ANSWER_S = 5.0
 """A daemon that says nothing of itself within this hangs."""
@@ -144,7 +145,7 @@ def _pool(pool: Answer) -> str:
     '3 models, 1 loaded, failed: qwen3-8b'
     """
     failed = f", failed: {', '.join(pool['failed'])}" if pool["failed"] else ""
-    return f"{pool['models']} models, {pool['loaded']} loaded{failed}"
+    return f"{counted(pool['models'], 'model')}, {pool['loaded']} loaded{failed}"
 
 
 def _counted(agents: dict[str, int]) -> str:
@@ -207,10 +208,14 @@ def _recorded(recorded: Any, now: float) -> str:
         return ""
     if recorded.agents is None:
         return f"unknown: {recorded.why}"
+    if recorded.living is None:
+        known = "as the database has them"
+    else:
+        known = "without a Hive" if recorded.living else "and no process of one lives"
     if recorded.last is None:
-        return f"{_counted(recorded.agents)}, as the database has them"
+        return f"{_counted(recorded.agents)}, {known}"
     at, act, name = recorded.last
-    return f"{_counted(recorded.agents)}, as the database has them; last {ago(at, now)}: {act} {name}"
+    return f"{_counted(recorded.agents)}, {known}; last {ago(at, now)}: {act} {name}"
 
 
 # --- what is shown of a Hive that answers --------------------------------------------------------------------------
@@ -304,7 +309,7 @@ def _backend(answer: Answer) -> str:
 
 def _event(event: Answer) -> str:
     if event["kind"] == "events.dropped":
-        return f"({event['count']} events dropped: this reader is too slow)"
+        return f"({counted(event['count'], 'event')} dropped: this reader is too slow)"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     change = f" {event['from']} → {event['to']}" if event.get("from") and event.get("to") else ""
     outcome = f" [{event['outcome']}]" if event.get("outcome") not in (None, "", "ok") else ""

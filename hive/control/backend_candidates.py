@@ -21,6 +21,7 @@ from hive.host.access import NO_ACCESS, RemoteAccess
 from hive.link.helper import BackendIs
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import InferenceSection
+from hive.terminal_text import counted
 
 AccessOf = Callable[[], RemoteAccess]
 log = logging.getLogger("hive.daemon")
@@ -185,7 +186,7 @@ def _why_dead(found: BackendIs) -> str:
     if found.state == "inactive":
         return f"{found.unit} has ended"
     if found.restarts >= RESTARTS_MAX:
-        return f"{found.unit} ended {found.restarts + 1} times ({found.result or 'no reason is known'})"
+        return f"{found.unit} ended {counted(found.restarts + 1, 'time')} ({found.result or 'no reason is known'})"
     return ""
 
 

@@ -35,6 +35,7 @@ from hive.host.trusted_file import read_trusted
 from hive.shapes.governance import GovernanceView
 from hive.store import op_nonces
 from hive.store.database import Database
+from hive.terminal_text import counted
 
 ROOT = "uid:0"
 """The actor who may break the glass: root, whom the kernel names at the unix socket."""
@@ -256,7 +257,7 @@ def _needed(rule: SignRule) -> str:
     >>> _needed(SignRule(2, ("ann", "ben"))), _needed(SignRule(1, ("ann",), hmac=True)), _needed(SignRule(0, hmac=True))
     ('2 signatures of ann, ben', '1 signature of ann, or an HMAC', 'an HMAC')
     """
-    of = f"{rule.threshold} signature{'s' if rule.threshold > 1 else ''} of {', '.join(rule.of)}"
+    of = f"{counted(rule.threshold, 'signature')} of {', '.join(rule.of)}"
     if not rule.hmac:
         return of
     return f"{of}, or an HMAC" if rule.threshold else "an HMAC"

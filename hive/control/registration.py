@@ -24,7 +24,7 @@ from hive.control.own_ports import own_ports, refuse_own
 from hive.control.scheduler import Scheduler
 from hive.control.templates import TemplateDesk
 from hive.control.uids import UidLook, UidsSeen
-from hive.domain import ALIVE, Agent, AgentSpec, Isolation
+from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, Isolation, RuntimeKind
 from hive.errors import HiveError, WrongState
 from hive.link.messages import Leaving
 from hive.link.proxy_link import ProxyGates
@@ -97,7 +97,8 @@ class AgentRegistry:
         return await self._views.of(life)
 
     async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
-        """Recorded; a new agent is not started, one that lives goes on as it was started.
+        """Recorded; a new agent is not started, one that lives goes on as it was started. One that lives elsewhere may
+        ask from now on, as after `create`: there is nothing of it that Hive could start later.
 
         With `dry_run` only the changes that would be made. Raises WrongState for another's cid or port, and for another
         template.
@@ -125,6 +126,9 @@ class AgentRegistry:
             if answer["changed"] and not dry_run:
                 await self._change(life, spec, answer["changed"], actor)
         if life is not None:
+            is_elsewhere = spec.runtime is RuntimeKind.EXTERNAL
+            if is_elsewhere and life.status is AgentStatus.CREATED and not dry_run:
+                await life.start(actor)
             answer["agent"] = await self._views.of(life)
         return answer
 

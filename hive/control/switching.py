@@ -54,6 +54,7 @@ from hive.settings.table import InferenceSection
 from hive.store import runtime_settings
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
+from hive.terminal_text import counted
 
 log = logging.getLogger("hive.daemon")
 
@@ -534,9 +535,9 @@ class Switcher:
                 return
             if why := await self._choices.why_dead(target):
                 raise BackendDown(why)
-            await self._say(f"{target}: {said}; looked at {number} of {tries} times")
+            await self._say(f"{target}: {said}; look {number} of {tries}")
             await asyncio.sleep(every_s)
-        raise BackendTimeout(f"{said}, looked at {tries} times, every {every_s:g} s")
+        raise BackendTimeout(f"{said}, looked at {counted(tries, 'time')}, every {every_s:g} s")
 
     def _open(self, target: Target) -> BackendControl:
         is_local = not spec_of(target.kind).is_remote and "://" not in target.address

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import os
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from hive.client.calls import Answer, AsyncClient
+from hive.client.calls import AsyncClient
 from hive.demo.agents import DEMO_AGENTS, DemoAgent
+from hive.demo.port_claims import PortClaims
 from hive.domain import ALIVE, AgentSpec, Tier
 from hive.errors import HiveError
 from hive.http_client import httpx
@@ -23,8 +23,6 @@ from hive.tasks import spawn
 
 log = logging.getLogger("hive.demo")
 
-FIRST_PORT = 18101
-"""Below the ephemeral range (32768 and up), so that no outgoing connection sits on it."""
 READY_S = 90.0
 """Longest time for a sample agent to build its heap and listen; a second or two on an idle machine."""
 TURN_S = 330.0
@@ -84,6 +82,7 @@ class Demo:
         self._ingress_port = ingress_port
         self._leaving = asyncio.Event()
         self._drivers: list[asyncio.Task[None]] = []
+        self._ports = PortClaims()
 
     def __repr__(self) -> str:
         return f"<Demo {len(self._drivers)} agents, {self.errors} errors>"
@@ -91,10 +90,9 @@ class Demo:
     async def set_up(self) -> None:
         """Applies, fills and starts the agents, then lets callers come. Raises HiveError."""
         existing = {view["name"]: view for view in (await self._daemon.get("/api/agents"))["agents"]}
-        taken: set[int] = set()
         for name, agent in DEMO_AGENTS.items():
-            port = choose_port(existing.get(name), taken)
-            taken.add(port)
+            others = {view["port"] for other, view in existing.items() if other != name}
+            port = self._ports.take(existing.get(name), others)
             spec = demo_spec(name, agent, port=port)
             await bring_up(self._daemon, self._paths, spec, agent)
             self._drivers.append(spawn(self._drive(spec), name=f"demo-{name}"))
@@ -102,6 +100,7 @@ class Demo:
     async def finish(self, *, within_s: float) -> None:
         """Lets no more callers come and waits for the turns that are on their way, so that all sums are whole."""
         self._leaving.set()
+        self._ports.close()
         if self._drivers:
             _, late = await asyncio.wait(self._drivers, timeout=within_s)
             for driver in late:
@@ -183,25 +182,6 @@ async def accepts(port: int) -> bool:
     except OSError:
         return False
     writer.close()
-    return True
-
-
-def choose_port(view: Answer | None, taken: set[int]) -> int:
-    """The port for a sample agent: as before while it lives or if that is free, else the next that is."""
-    before = view.get("port") if view is not None else None
-    if isinstance(before, int) and view is not None and (view["status"] in ALIVE or is_free(before)):
-        return before
-    return next(port for port in range(FIRST_PORT, 32768) if port not in taken and is_free(port))
-
-
-def is_free(port: int) -> bool:
-    """Whether a process could listen on 127.0.0.1:`port` now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("127.0.0.1", port))
-        except OSError:
-            return False
     return True
 
 

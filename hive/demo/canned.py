@@ -21,6 +21,7 @@ import msgspec
 from hive import __version__
 from hive.demo.canned_json import value_for
 from hive.domain import DEMO_SERVER
+from hive.terminal_text import counted
 
 MODEL = "hive-demo"
 SERVER = DEMO_SERVER
@@ -164,7 +165,7 @@ def answer_words(prompt: str) -> list[str]:
     picked = [_SENTENCES[(seed >> 3 * turn) % len(_SENTENCES)] for turn in range(2 + seed % 3)]
     text = (
         "[hive-demo] This is canned text; no model was asked. "
-        f"Your prompt had {len(prompt.split())} words and has the mark {mark(prompt)}. "
+        f"Your prompt had {counted(len(prompt.split()), 'word')} and has the mark {mark(prompt)}. "
     )
     return re.findall(r"\s*\S+", text + " ".join(picked))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +20,22 @@ from hive.client.client import Client
 from hive.conditions import DISK_LEAST_BYTES, FoundCondition, condition
 from hive.doctor.checks.target import Subject, TargetKind, find
 from hive.doctor.checks.units import NEEDED
+from hive.domain import ALIVE, AgentStatus, RuntimeKind
 from hive.errors import HiveError, NotPermitted, TimedOut
 from hive.host import program, systemd
+from hive.host.cgroup import Leaf
 from hive.host.files import free_bytes
 from hive.paths import api_sockets, runtime_dir
+from hive.sandbox.runtime import Run
+from hive.sandbox.table import noted_runs
 from hive.store import audit, explain, probe, reading
 from hive.store.database import plan_of
 
 ANSWER_S = 1.0
 SHOW_S = 2.0
 UP, DOWN, UNKNOWN = "up", "down", "unknown"
+ENDED = "ended"
+"""Status of an agent that the database has as living, and whose process is gone."""
 NO_SOCKET = "there is no such socket"
 HANGS = "it hangs"
 MAY_NOT = "this user may not use it"
@@ -56,14 +63,17 @@ class UnitStatus(NamedTuple):
 
 
 class RecordedStatus(NamedTuple):
-    """State by the database. `agents`: status → how many; None where it cannot be read, then `why` says why.
+    """State by the database. `agents`: status → how many; None where it cannot be read, then `why` says why. What it
+    has of those with a process is old, so that is what the kernel says of each: running, paused or `ended`.
 
+    `living`: how many processes of agents live; None where nobody knows, and `agents` is as the database has it.
     `last`: when what happened last, and to whom. `is_cut_short`: a restore of it is to be finished. `may_not`: this
     user may not read it. `damage`: why nobody can, empty where that is not so.
     """
 
     path: Path
     agents: dict[str, int] | None = None
+    living: int | None = None
     last: tuple[float, str, str] | None = None
     why: str = ""
     is_cut_short: bool = False
@@ -105,7 +115,7 @@ def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str
         held_by=None if subject.is_appliance else _holder(paths.state / "up.lock"),
         parts=[_proxy(paths.admin_socket), _part("helper", paths.sandbox_socket), _redis(subject)],
         units=_units() if subject.is_appliance and systemd.is_booted() else None,
-        recorded=_recorded(paths.database),
+        recorded=_recorded(paths.database, paths.sandbox_table),
         free_bytes=free_bytes(paths.state),
         is_missing=subject.is_missing,
         **told,
@@ -138,6 +148,8 @@ def _conditions_of(seen: OfflineStatus, code: str) -> Iterator[FoundCondition]:
         is_wrong = unit.active != "active" and not (unit.active == "inactive" and is_stopped)
         if is_wrong and unit.name != DAEMON:
             yield _of_unit("unit_not_active", unit)
+    if seen.held_by is None and seen.recorded is not None and seen.recorded.living:
+        yield condition("agents_without_hive", count=seen.recorded.living)
     if seen.units is None and seen.held_by is not None:
         for part in seen.parts:
             if part.state == DOWN:
@@ -260,7 +272,7 @@ def _holder(lock: Path) -> int | None:
     return None
 
 
-def _recorded(path: Path) -> RecordedStatus | None:
+def _recorded(path: Path, table: Path) -> RecordedStatus | None:
     """None where there is no database."""
     try:
         if not path.exists():
@@ -269,7 +281,7 @@ def _recorded(path: Path) -> RecordedStatus | None:
             return RecordedStatus(path, why="a restore of it was cut short", is_cut_short=True)
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         with reading.opened(path) as conn:
-            counts = conn.execute("SELECT status, count(*) FROM agents GROUP BY status ORDER BY status").fetchall()
+            agents = conn.execute("SELECT id, runtime, status FROM agents").fetchall()
             acts = audit.tail(conn, 1)
     except PermissionError:
         return RecordedStatus(path, why="this user may not read it", may_not=True)
@@ -279,8 +291,37 @@ def _recorded(path: Path) -> RecordedStatus | None:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         return RecordedStatus(path, why=str(error))
     last = acts[-1] if acts else None
+    found = _of_processes(table)
+    has_process = {
+        str(agent) for agent, runtime, status in agents if runtime != RuntimeKind.EXTERNAL and status in ALIVE
+    }
+    statuses = [
+        str(status) if found is None or agent not in has_process else found.get(agent, ENDED)
+        for agent, _, status in agents
+    ]
     return RecordedStatus(
         path,
-        agents=dict(map(tuple, counts)),
+        agents=dict(sorted(Counter(statuses).items())),
+        living=None if found is None else sum(found.get(agent, ENDED) != ENDED for agent in has_process),
         last=None if last is None else (last.at, last.act, str(last.detail.get("name") or last.target)),
     )
+
+
+def _of_processes(table: Path) -> dict[str, str] | None:
+    """Agent → the status of its main process by the kernel, of each that the helper has started; None where it has
+    noted none yet, or this user may not read what it notes."""
+    if not os.access(table, os.R_OK | os.X_OK):
+        return None
+    try:
+        runs = noted_runs(table)
+    except HiveError:
+        return None
+    return {agent: _of_process(run) for agent, run in runs.items()}
+
+
+def _of_process(run: Run | None) -> str:
+    stat = None if run is None else run.main.stat()
+    if run is None or stat is None or not stat.alive:
+        return ENDED
+    is_frozen = stat.state == "T" if run.leaf is None else Leaf(Path(run.leaf)).is_frozen()
+    return str(AgentStatus.PAUSED if is_frozen else AgentStatus.RUNNING)

@@ -18,7 +18,7 @@ from hive.errors import DependencyDown, NotPermitted
 from hive.files import log_file
 from hive.host import program, systemd
 from hive.host.tail import TailMark, added_since, last_lines
-from hive.log_lines import LogEntry, parse
+from hive.log_lines import LEVELS, LogEntry, parse
 
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "proxy": ("hive-proxy.service",),
@@ -45,7 +45,6 @@ ALL = 1 << 30
 POLL_S = 0.2
 JOURNALS = ("/var/log/journal", "/run/log/journal")
 PIECE_BYTES = 64 * 1024
-_LEVELS = {0: "critical", 1: "critical", 2: "critical", 3: "error", 4: "warning", 5: "info", 6: "info", 7: "debug"}
 _HINT = "sudo hive logs, or let the administrator put you into the group systemd-journal (or adm)"
 
 
@@ -134,7 +133,7 @@ def said_of(raw: bytes) -> ServiceLine | None:
     component = _component_of(str(found.get("UNIT") or found.get("_SYSTEMD_UNIT") or ""))
     entry = parse(_text(found.get("MESSAGE")))
     if not entry.level and str(found.get("PRIORITY", "")).isdigit():
-        entry = entry._replace(level=_LEVELS.get(int(found["PRIORITY"]), ""))
+        entry = entry._replace(level=LEVELS.get(int(found["PRIORITY"]), ""))
     return ServiceLine(at, component, entry)
 
 

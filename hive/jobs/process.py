@@ -30,7 +30,7 @@ from hive.link.jobs import JobEnds, JobSaid, JobWord, RunJob, StopJob
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
-from hive.log_lines import JsonLines, goes_to_journal
+from hive.log_lines import JsonLines, PrefixedLines, goes_to_journal
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.jobs")
@@ -177,9 +177,9 @@ def main(words: Sequence[str]) -> int:
     """Runs the jobs of one link until it ends: `--link-fd N`, or the first at the socket that systemd handed over."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hive").setLevel(logging.INFO)
-    if goes_to_journal(sys.stderr.fileno(), os.environ):
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines(prefixed=True))
+    to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonLines(prefixed=True) if to_journal else PrefixedLines())
     try:
         sock = socket.socket(fileno=int(words[1])) if words[:1] == ["--link-fd"] else first_link(dict(os.environ))
     except HiveError as error:

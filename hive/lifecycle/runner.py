@@ -45,6 +45,7 @@ from hive.pooling.swaps import no_room
 from hive.shapes.runner import Flushed, LoadTask, Runner, RunnerHealth, Unloaded
 from hive.store.jobs import StoredJob
 from hive.store.load_tasks import StoredLoad
+from hive.terminal_text import counted
 
 TTL_S = 5.0
 """An answer about capabilities is so old at most."""
@@ -314,7 +315,9 @@ class RunnerDesk:
                 in_flight = slot.in_flight
                 self._orders.keep(slot.model, job)
                 raise ModelBusy(
-                    f"{in_flight} requests are still at {slot.model}", hint="force ends them", retry_after_s=AGAIN_S
+                    f"{counted(in_flight, 'request is', 'requests are')} still at {slot.model}",
+                    hint="force ends them",
+                    retry_after_s=AGAIN_S,
                 )
             if time.monotonic() > until:
                 raise TimedOut(f"{slot.model} has not left within {UNLOADED_S:g} s", hint="hive pool shows why")

@@ -36,6 +36,7 @@ from hive.shapes.runner import (
     RunnerQueue,
     RunnerResources,
 )
+from hive.terminal_text import counted
 
 ALMOST = 0.99
 """A load that takes longer than usual is never said to be over."""
@@ -236,7 +237,7 @@ class RunnerViews:
         found = load_faults(slots, is_up=is_up, now=time.monotonic())
         settings = self._effects.settings
         if seen is not None and is_full(seen, settings.proxy.queue_depth, settings.tenants, self._lines):
-            found.append(f"the queue is full: {seen.waiting} requests wait")
+            found.append(f"the queue is full: {counted(seen.waiting, 'request waits', 'requests wait')}")
         return found
 
     @property

@@ -32,6 +32,7 @@ from hive.proxy.websocket import Clocks, WebSocket
 from hive.queue.body_budget import BodyBudget, HeldBody
 from hive.queue.gate import Gate, GateState
 from hive.settings.table import Proxy as ProxySettings
+from hive.terminal_text import counted
 from hive.wire import websocket
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
@@ -270,7 +271,9 @@ class IngressExchange:
         """Raises Saturated, TooManyRequests."""
         gate = entry.gate
         if gate.ingress >= self._path.settings.ingress_open_max:
-            raise Saturated(f"{gate.ingress} requests are open to this agent", retry_after_s=1)
+            raise Saturated(
+                f"{counted(gate.ingress, 'request is', 'requests are')} open to this agent", retry_after_s=1
+            )
         if gate.needs_wake:
             wait_s = entry.tenant.wakes.take(self._begun_at)
             if wait_s is not None:

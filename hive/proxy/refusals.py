@@ -26,6 +26,7 @@ from hive.queue.slot_gate import SlotGate
 from hive.queue.tenants import Tenant
 from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
+from hive.terminal_text import counted
 from hive.wire.connection import Connection
 from hive.wire.dial import AddressKind, read_address
 from hive.wire.http1 import Request, answer_head
@@ -39,14 +40,14 @@ def too_many(name: str, window: SlidingWindow, wait_s: float) -> TooManyRequests
     ('Tenant acme exceeded 100 requests in 60 s', 100, 7.5)
     """
     details = {"limit": window.limit, "remaining": 0, "resetAt": int(time.time() + wait_s) + 1}
-    message = f"{name} exceeded {window.limit} requests in {window.span_s:g} s"
+    message = f"{name} exceeded {counted(window.limit, 'request')} in {window.span_s:g} s"
     return TooManyRequests(message, retry_after_s=wait_s, details=details)
 
 
 def too_many_wakes(tenant: Tenant, wait_s: float) -> TooManyRequests:
     """429: callers have woken as many of this tenant's agents as they may."""
     window = tenant.wakes
-    message = f"callers woke agents of tenant {tenant.name} {window.limit} times in {window.span_s:g} s"
+    message = f"callers woke agents of tenant {tenant.name} {counted(window.limit, 'time')} in {window.span_s:g} s"
     return TooManyRequests(message, retry_after_s=wait_s)
 
 

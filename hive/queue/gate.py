@@ -12,6 +12,7 @@ from typing import Protocol
 
 from hive.domain import WakeCause
 from hive.errors import AgentAsleep, HiveError
+from hive.terminal_text import counted
 
 UNREAD_MAX_S = 60.0
 """An answer the peer has not read keeps it awake for at most this long (design.md §4.1)."""
@@ -144,7 +145,8 @@ class Gate:
         if self.state is GateState.REFUSED:
             raise AgentAsleep(f"the agent is {self.status}", retry_after_s=5)
         if len(self._parked) >= self.parked_max:
-            raise AgentAsleep(f"{len(self._parked)} requests already wait for this agent to wake", retry_after_s=1)
+            waiting = counted(len(self._parked), "request already waits", "requests already wait")
+            raise AgentAsleep(f"{waiting} for this agent to wake", retry_after_s=1)
         self._parked[request] = None
         if not self._waking:
             self._waking = True
@@ -175,9 +177,9 @@ class Gate:
     def why_busy(self, now: float) -> str | None:
         """The reason why the agent must stay awake, or None."""
         if self.ingress:
-            return f"{self.ingress} callers are open"
+            return f"{counted(self.ingress, 'caller is', 'callers are')} open"
         if self.in_flight:
-            return f"{self.in_flight} requests are in flight"
+            return f"{counted(self.in_flight, 'request is', 'requests are')} in flight"
         recent = self.last_active is not None and now - self.last_active <= UNREAD_MAX_S
         return self._outside.why_busy_outside(self.agent, now, unread_counts=recent)
 

@@ -237,7 +237,7 @@ class ComfyProgram:
             time.sleep(LOOK_S)
         self._version = memory[1]
         if left := self._client.carry_on(left_behind()):
-            said(f"{len(left)} prompts of an earlier runner are removed from ComfyUI")
+            said(f"removed from ComfyUI: {len(left)} of an earlier runner's prompts")
 
     def unload(self) -> None:
         """Ends what is at work, and has ComfyUI give its memory back."""

@@ -168,6 +168,11 @@ def _read(path: Path, shape: type[Kept], version: int) -> Kept:
         ) from error
 
 
+def noted_runs(directory: Path) -> dict[str, Run | None]:
+    """Agent → its run, as the helper noted it; for who looks while no helper runs. Raises HiveError."""
+    return {path.stem: _read(path, _File, VERSION).agent.run for path in directory.glob("*.json")}
+
+
 def _stamp(path: Path) -> bytes:
     found = path.stat()
     return f"{found.st_ino} {found.st_mtime_ns}".encode()

@@ -22,6 +22,7 @@ from hive.store.chain import START, Head
 from hive.store.migrations import migrate
 from hive.store.plain_file import sync
 from hive.store.second_copy import Behind, Contents, copy_of
+from hive.terminal_text import counted
 
 log = logging.getLogger("hive.store")
 
@@ -59,7 +60,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
         'without agents and tokens, for there was no second copy'
         """
         if self.copy == "whole":
-            return f"with {self.agents} agents and {self.tokens} tokens of the API from its second copy"
+            tokens = counted(self.tokens, "token")
+            return f"with {counted(self.agents, 'agent')} and {tokens} of the API from its second copy"
         why = "there was no second copy" if self.copy == "missing" else "its second copy is damaged too"
         return f"without agents and tokens, for {why}"
 
@@ -121,11 +123,7 @@ def notice_rollback(path: Path, conn: sqlite3.Connection, behind: Behind) -> Non
     has_lost_rows = last.id > audit.numbered_to(conn)
     if not has_lost_rows and not behind.is_loss:
         return
-    why = (
-        f"rows of the audit table up to {last.id}"
-        if has_lost_rows
-        else f"{behind.commits} commit{'s' * (behind.commits > 1)}"
-    )
+    why = f"rows of the audit table up to {last.id}" if has_lost_rows else counted(behind.commits, "commit")
     loss = Loss(at=now, why=why, aside="", copy="whole", agents=0, tokens=0, is_rollback=True)
     if has_lost_rows:
         anchors.append(anchors_of(path), last, now=now, is_beginning=True)

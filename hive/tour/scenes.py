@@ -16,21 +16,18 @@ from hive.client.calls import Answer
 from hive.demo.agents import DEMO_AGENTS
 from hive.demo.callers import SAYINGS, Turn, accepts, bring_up, demo_spec, judge
 from hive.demo.canned import answer_words
-from hive.domain import ALIVE, AgentSpec
+from hive.demo.port_claims import PortClaims
+from hive.domain import AgentSpec
 from hive.errors import AgentDown, HiveError, NotSupported, Saturated, TimedOut
 from hive.host.listener import listener_at
 from hive.host.process import TICK_US, identify, read_stat
 from hive.http_client import httpx
 from hive.tasks import spawn
 from hive.tour.asking import HeardAnswer, ModelDoor, ask_agent, ask_model, since_ms
-from hive.tour.free_ports import free_ports
 from hive.tour.own_hive import OwnHive
-from hive.tour.steps import FLOOD, IDLE_S, LIGHT, PLACES
+from hive.tour.steps import CROWD, CROWD_AT_ONCE, GUEST, GUEST_ASKS, IDLE_S, PLACES
 from hive.up.services import DEMO_SOCKET
 
-FLOODING, LIGHT_ONE = "crowd", "guest"
-"""Two programs that live outside Hive: the tour itself is both."""
-TENANTS = {FLOODING: "flood", LIGHT_ONE: "light"}
 DEEP_ONE = "scribe"
 """The one that sleeps deep, where this machine can: its memory is the smallest."""
 READY_S = 60.0
@@ -41,7 +38,7 @@ ACT_S = 30.0
 QUIET_S = 1.0
 """A sleeper is watched for so long."""
 TOKENS = 40
-"""Of an answer in the flood: two thirds of a second of the demo backend."""
+"""Of an answer to crowd and guest: two thirds of a second of the demo backend."""
 ALL_TOKENS = 200
 """More than the demo backend's longest answer has."""
 MIDDLE_TRIES = 5
@@ -72,8 +69,11 @@ class Scenes:
     Each makes sure of what it needs, so any of them may be skipped, or ended in the middle.
     """
 
-    def __init__(self, hive: OwnHive, health: Answer, callers: httpx.AsyncClient, progress: Progress) -> None:
+    def __init__(
+        self, hive: OwnHive, health: Answer, callers: httpx.AsyncClient, ports: PortClaims, progress: Progress
+    ) -> None:
         self._hive = hive
+        self._ports = ports
         self._daemon = hive.daemon
         self._ingress_port = health["proxy"]["ingress_port"]
         self._callers = callers
@@ -116,9 +116,9 @@ class Scenes:
     async def _agents_there(self) -> None:
         """All of them run, or sleep, and listen."""
         if not self._specs:
-            ports = free_ports(len(DEMO_AGENTS))
-            for (name, agent), port in zip(DEMO_AGENTS.items(), ports, strict=True):
-                self._specs[name] = msgspec.structs.replace(demo_spec(name, agent, port=port), idle_s=IDLE_S)
+            for name, agent in DEMO_AGENTS.items():
+                spec = demo_spec(name, agent, port=self._ports.take())
+                self._specs[name] = msgspec.structs.replace(spec, idle_s=IDLE_S)
         self._progress("agents start")
         await asyncio.gather(*(self._bring_up(spec) for spec in self._specs.values()))
 
@@ -264,24 +264,24 @@ class Scenes:
     # --- fair share ---------------------------------------------------------------------------------------------------
 
     async def share(self) -> Answer:
-        """A flood of one tenant, and a few questions of another one in the middle of it."""
-        flooding, light = await self._door(FLOODING), await self._door(LIGHT_ONE)
+        """Many questions of one tenant at once, and a few of another one in the middle of them."""
+        crowd, guest = await self._door(CROWD), await self._door(GUEST)
         begun = time.perf_counter()
-        flood = asyncio.gather(*(self._ask(flooding, f"question {number}") for number in range(FLOOD)))
+        asked_by_crowd = asyncio.gather(*(self._ask(crowd, f"question {number}") for number in range(CROWD_AT_ONCE)))
         try:
             in_line = await self._until_in_line()
             answers = []
-            for number in range(LIGHT):
-                self._progress(f"{in_line} of {TENANTS[FLOODING]} in line; {TENANTS[LIGHT_ONE]} asks {number + 1}")
-                answers.append(await self._ask(light, f"one question, number {number}"))
-                in_line = (await self._queue())[TENANTS[FLOODING]]
-            self._progress(f"{in_line} of {TENANTS[FLOODING]} in line")
-            flooded = await flood
+            for number in range(GUEST_ASKS):
+                self._progress(f"{in_line} of {CROWD}'s questions in line; {GUEST} asks its {number + 1}.")
+                answers.append(await self._ask(guest, f"one question, number {number}"))
+                in_line = (await self._queue())[CROWD]
+            self._progress(f"{in_line} of {CROWD}'s questions in line")
+            answers_of_crowd = await asked_by_crowd
         finally:
-            flood.cancel()
+            asked_by_crowd.cancel()
         rows = [
-            self._summed(FLOODING, flooded, at_once=FLOOD),
-            self._summed(LIGHT_ONE, answers, at_once=1),
+            self._summed(CROWD, answers_of_crowd, at_once=CROWD_AT_ONCE),
+            self._summed(GUEST, answers, at_once=1),
         ]
         return {"places": PLACES, "tenants": rows, "all_ms": since_ms(begun)}
 
@@ -289,7 +289,7 @@ class Scenes:
         first = [answer.first_ms for answer in answers if answer.first_ms is not None]
         return {
             "agent": name,
-            "tenant": TENANTS[name],
+            "tenant": name,
             "asked": len(answers),
             "at_once": at_once,
             "whole": sum(answer.is_whole for answer in answers),
@@ -302,10 +302,8 @@ class Scenes:
 
     async def _door(self, name: str) -> ModelDoor:
         """The way to the model of one that lives outside Hive; it is made known where it is not."""
-        spec = {"name": name, "runtime": "external", "tenant": TENANTS[name], "tier": "high"}
-        applied = await self._daemon.put(f"/api/agents/{name}", msgspec.json.encode(spec), within_s=ACT_S)
-        if applied["agent"]["status"] not in ALIVE:
-            await self._daemon.post(f"/api/agents/{name}/start", within_s=ACT_S)
+        spec = {"name": name, "runtime": "external", "tenant": name, "tier": "high"}
+        await self._daemon.put(f"/api/agents/{name}", msgspec.json.encode(spec), within_s=ACT_S)
         tokens = await self._daemon.get(f"/api/agents/{name}/tokens")
         return ModelDoor(tokens["openai_base_url"], tokens["model"])
 
@@ -325,10 +323,10 @@ class Scenes:
         return answer
 
     async def _until_in_line(self) -> int:
-        """Requests of the flood that wait, once most of them do."""
+        """Questions of crowd that wait, once most of them do."""
         until, waiting = time.monotonic() + ACT_S, 0
-        while waiting < (FLOOD - PLACES) // 2 and time.monotonic() < until:
-            waiting = (await self._queue())[TENANTS[FLOODING]]
+        while waiting < (CROWD_AT_ONCE - PLACES) // 2 and time.monotonic() < until:
+            waiting = (await self._queue())[CROWD]
             await asyncio.sleep(LOOK_S)
         return waiting
 
@@ -336,13 +334,13 @@ class Scenes:
         """Tenant → its requests that wait."""
         told = await self._daemon.get("/api/queue")
         found = {tenant["name"]: int(tenant["waiting"]) for tenant in told["tenants"]}
-        return dict.fromkeys(TENANTS.values(), 0) | found
+        return dict.fromkeys((CROWD, GUEST), 0) | found
 
     # --- the backend is killed ----------------------------------------------------------------------------------------
 
     async def outage(self) -> Answer:
         """kill -9 of the demo backend while it answers, and what each caller is told until there is one again."""
-        door = await self._door(LIGHT_ONE)
+        door = await self._door(GUEST)
         socket = str(self._hive.paths.runtime / DEMO_SOCKET)
         before = await asyncio.to_thread(listener_at, socket)
         if before is None or (process := identify(before.pid)) is None:
@@ -390,7 +388,7 @@ class Scenes:
                 await asyncio.gather(*(each.wait() for each in speaking))
                 asked.append(spawn(self._ask(door, "and one that waits in line"), name="caller-in-line"))
                 while not any(each.done() for each in asked):
-                    if (await self._queue())[TENANTS[LIGHT_ONE]]:
+                    if (await self._queue())[GUEST]:
                         return
                     await asyncio.sleep(LISTEN_S)
                 for each in asked:
@@ -416,7 +414,7 @@ class Scenes:
     async def usage(self) -> Answer:
         """The books, once all that was asked is in them, beside what callers were told."""
         if not self._told.answers:
-            door = await self._door(LIGHT_ONE)
+            door = await self._door(GUEST)
             await self._ask(door, "a question, so that there is something to count")
         told, until = self._told, time.monotonic() + METERED_S
         self._progress("the last requests come into the books")

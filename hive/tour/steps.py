@@ -9,10 +9,12 @@ from hive.errors import UsageError
 
 PLACES = 2
 """Requests that the tour's Hive lets the model answer at once."""
-FLOOD = 24
-"""Requests that the flooding tenant has under way at once."""
-LIGHT = 5
-"""Requests that the light tenant asks, one after the other."""
+CROWD, GUEST = "crowd", "guest"
+"""Two programs outside Hive, each of a tenant of the same name: the tour itself is both."""
+CROWD_AT_ONCE = 24
+"""Questions that crowd has under way at once."""
+GUEST_ASKS = 5
+"""Questions of guest, one after the other."""
 IDLE_S = 2.0
 """Quiet after which the tour's agents sleep."""
 
@@ -32,43 +34,49 @@ STEPS = (
     TourStep(
         "agents",
         "Agents",
-        "Three agents start. Each is an ordinary program with memory of its own, behind Hive.",
-        "RAM: what each holds while it is awake. FIRST TURN: a caller's question, to the agent, to the model and back.",
+        "Three agents start. Each is an ordinary program, keeps something in memory, and asks the model through Hive.",
+        "RAM: what each holds while it is awake. FIRST TURN: how long a caller's first question takes, from the caller "
+        "to the agent, from there to the model, and back.",
         "hive agent create NAME -- PROGRAM",
     ),
     TourStep(
         "sleep",
         "Sleep",
-        f"Nobody calls them, so Hive freezes each after {IDLE_S:g} s of quiet.",
-        "CPU: none in a whole second. PAST HIVE: asked at its own port, an agent that sleeps says nothing.",
+        f"Nobody calls them, so Hive freezes each of them after {IDLE_S:g} s of quiet.",
+        "CPU IN 1 s: a sleeper uses none. PAST HIVE: a caller that goes straight to its port hears nothing.",
         "hive agent list",
     ),
     TourStep(
         "wake",
         "Wake",
-        "A caller comes. Hive wakes the agent first, and the agent knows nothing of having slept.",
-        "ASLEEP and AWAKE: how long the same call takes. MEMORY: each agent checks that nothing of it has changed.",
+        "A caller comes to each sleeper. Hive wakes the agent, and only then passes the call on.",
+        "ASLEEP, AWAKE: how long a call takes that finds the agent asleep, and the same call right after it. TURN, "
+        "MEMORY: the agent goes on counting where it was, and finds its memory unchanged.",
         "hive agent show NAME",
     ),
     TourStep(
         "share",
         "Fair share",
-        f"One tenant asks {FLOOD} questions at once, another one at a time; the model takes {PLACES} at a time.",
-        "FIRST WORD: the light tenant's comes soon, however long the line of the other one is.",
+        f"Two more programs come, from outside Hive: {CROWD} and {GUEST}, each of a tenant of its own. {CROWD.title()} "
+        f"asks the model {CROWD_AT_ONCE} questions at once, {GUEST} asks {GUEST_ASKS}, one after the other. The model "
+        f"answers {PLACES} at a time.",
+        f"FIRST WORD: how long each waits for an answer to begin. {GUEST.title()} does not wait until {CROWD} has all "
+        "of its answers.",
         "hive queue",
     ),
     TourStep(
         "outage",
         "The model's server is killed",
-        "kill -9, in the middle of two answers. Nothing is repaired by hand.",
-        "WHAT IT IS TOLD: each caller gets an error with a code, no silence; and then there is a server again.",
+        "The server gets a kill -9 in the middle of two answers. Nobody repairs anything by hand.",
+        "WHAT IT IS TOLD: each caller gets an error with a code, none is left waiting; then there is a server again.",
         "hive backend status",
     ),
     TourStep(
         "usage",
         "Usage",
-        "Every request of the tour was counted, those that were cut, too.",
-        "TOKENS by agent. What callers were told in whole answers is in the sum.",
+        "Hive has counted every request of this tour, also those whose answer was cut off.",
+        f"First the agents, with {CROWD} and {GUEST} of step 4; then the same by tenant; then all. CUT: answers that "
+        "were cut off. UNKNOWN: requests whose tokens the server never told.",
         "hive usage --by tenant",
     ),
 )

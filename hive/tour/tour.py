@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from hive.client.calls import Answer
+from hive.demo.port_claims import PortClaims
 from hive.errors import HiveError, TimedOut
 from hive.tour import leftovers
 from hive.tour.asking import callers
@@ -150,18 +151,19 @@ class _Guide:
         self._audience.goes_on("a Hive comes up")
         health = await self._hive.come_up()
         self._audience.is_up(health, time.monotonic() - begun)
-        async with callers() as client:
-            scenes = Scenes(self._hive, health, client, self._audience.goes_on)
-            for number, step in self._steps:
-                self._audience.begins(number, step)
-                choice = await self._audience.choose()
-                if choice is TourChoice.GO:
-                    choice = await self._take(scenes, number, step)
-                    taken += choice is TourChoice.GO
-                elif choice is TourChoice.SKIP:
-                    self._audience.ended(number, step, None, 0.0)
-                if choice is TourChoice.QUIT:
-                    break
+        with contextlib.closing(PortClaims()) as ports:
+            async with callers() as client:
+                scenes = Scenes(self._hive, health, client, ports, self._audience.goes_on)
+                for number, step in self._steps:
+                    self._audience.begins(number, step)
+                    choice = await self._audience.choose()
+                    if choice is TourChoice.GO:
+                        choice = await self._take(scenes, number, step)
+                        taken += choice is TourChoice.GO
+                    elif choice is TourChoice.SKIP:
+                        self._audience.ended(number, step, None, 0.0)
+                    if choice is TourChoice.QUIT:
+                        break
         return taken
 
     async def _take(self, scenes: Scenes, number: int, step: TourStep) -> TourChoice:

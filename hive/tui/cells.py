@@ -145,14 +145,6 @@ def percent(share: int | None) -> str:
     return "" if share is None else f"{share}%"
 
 
-def some(number: int, what: str) -> str:
-    """
-    >>> some(1, "wake"), some(0, "wake")
-    ('1 wake', '0 wakes')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 @lru_cache(64)
 def shown(width: int) -> tuple[Column, ...]:
     """The columns a terminal of this width has.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hive.build import number_of
 from hive.domain import AgentStatus
-from hive.terminal_text import shares
-from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
+from hive.terminal_text import counted, shares
+from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, span
 from hive.tui.charts import with_scale
 from hive.tui.gpus import Drawing, gpu_lines
 from hive.tui.lines import ROLES, Line, LinePart, Role, joined, line, text_of, wrapped
@@ -31,7 +31,7 @@ def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     second = [line(text) for text in _memory(snapshot)]
     if snapshot.wakes is not None:
         p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
-        second.append(line(f"{some(snapshot.wakes, 'wake')} since start{p50}"))
+        second.append(line(f"{counted(snapshot.wakes, 'wake')} since start{p50}"))
     second.append(_nodes(snapshot.backend))
     if snapshot.isolation:
         second.append(line(LinePart(f"isolation {snapshot.isolation}", "dim")))
@@ -186,7 +186,7 @@ def queue_lines(queue: QueueLine | None, width: int, room: int, *, unicode: bool
     most = max(row.running + row.waiting for row in busy)
     lines = [_tenant(row, most, width, unicode=unicode) for row in shown_]
     if left:
-        tenants = f"and {len(left)} more" if shown_ else f"{len(left)} tenants"
+        tenants = f"and {len(left)} more" if shown_ else counted(len(left), "tenant")
         running, waiting = sum(row.running for row in left), sum(row.waiting for row in left)
         lines.append(line(LinePart(f"{tenants}: {running} running, {waiting} waiting", "dim")))
     return lines

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hive.terminal_text import shares
-from hive.tui.cells import size, some, span
+from hive.terminal_text import counted, shares
+from hive.tui.cells import size, span
 from hive.tui.charts import spark
 from hive.tui.gpus import Drawing, gpu_lines, name_of
 from hive.tui.lines import Line, LinePart, Role, cut, joined, line
@@ -29,8 +29,8 @@ def pool_title(pool: PoolLook) -> str:
     'pool: 1 of 2 models loaded'
     """
     loaded = sum(slot.state in ("ready", "draining") for slot in pool.slots)
-    leases = f", {some(len(pool.leases), 'lease')}" if pool.leases else ""
-    return f"pool: {loaded} of {some(len(pool.slots), 'model')} loaded{leases}"
+    leases = f", {counted(len(pool.leases), 'lease')}" if pool.leases else ""
+    return f"pool: {loaded} of {counted(len(pool.slots), 'model')} loaded{leases}"
 
 
 def pool_lines(pool: PoolLook, gpus: Sequence[GpuRow], room: int, drawing: Drawing) -> list[Line]:

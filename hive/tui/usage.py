@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from hive.terminal_text import shares
-from hive.tui.cells import fit, one_line, some, span
+from hive.terminal_text import counted, shares
+from hive.tui.cells import fit, one_line, span
 from hive.tui.charts import SCALE, short, stretched, with_scale
 from hive.tui.lines import Line, LinePart, line
 
@@ -37,7 +37,7 @@ class ModelUse(msgspec.Struct, frozen=True):
         ('audio 1m28s', '2 images')
         """
         sound = [f"audio {span(self.audio_s)}"] if self.audio_s else []
-        sound += [some(self.images, "image")] if self.images else []
+        sound += [counted(self.images, "image")] if self.images else []
         tokens = [f"tokens {self.tokens_in} in, {self.tokens_out} out"] if self.tokens or not sound else []
         return ", ".join(tokens + sound)
 
@@ -103,7 +103,7 @@ def model_lines(use: Use | None, width: int, room: int, *, unicode: bool) -> lis
     if use is None or not use.models:
         return []
     shown, left = (use.models, []) if len(use.models) <= room else (use.models[: room - 1], use.models[room - 1 :])
-    said = [f" {some(found.requests, 'request'):>13}, {found.said}" for found in shown]
+    said = [f" {counted(found.requests, 'request'):>13}, {found.said}" for found in shown]
     wide = max(0, min(40, width - _NAME - 2 - max((len(text) for text in said), default=0)))
     most = max(found.tokens for found in use.models)
     lines = []

@@ -12,12 +12,13 @@ from pathlib import Path
 from hive.backends.kinds import SPECS
 from hive.build import number_of
 from hive.domain import Isolation
+from hive.files import log_file
 from hive.settings.table import Paths
+from hive.terminal_text import counted
 
 ISOLATES = {
     Isolation.NONE: "agents run as you: nothing keeps them from your files or from each other",
-    Isolation.UID: "each agent has a uid of its own: files and signals are apart; Hive itself runs as root here, and"
-    " the backend and loopback can still be reached",
+    Isolation.UID: "each agent has a uid of its own; the backend and loopback can be reached past Hive",
     Isolation.FULL: "agents reach the model through Hive only",
 }
 FREEZERS = {"cgroup": "by the cgroup freezer", "signal": "by SIGSTOP to every process (no writable cgroup v2 here)"}
@@ -41,22 +42,24 @@ def banner(
     proxy, backend = _table(health.get("proxy")), _table(health.get("backend"))
     isolation = Isolation(str(health.get("isolation", "none")))
     which = "" if default_state else f" --state-dir {shlex.quote(str(paths.state))}"
+    local = "http://127.0.0.1"
     rows = {
-        "state": str(paths.state),
-        "sockets": f"{paths.api_socket} (control), {paths.runtime}/a/ (one per agent)",
-        "ports": f"127.0.0.1:{proxy.get('port')} agents to the model, "
-        f"127.0.0.1:{proxy.get('ingress_port')} callers to the agents",
-        "api": _at(_table(health.get("api"))),
-        "isolation": f"{isolation}: {ISOLATES[isolation]}",
-        "limits": str(health.get("limits", "not enforced")),
-        "sleep": FREEZERS.get(str(health.get("freezer")), str(health.get("freezer"))),
-        "deep sleep": why_not_deep.removeprefix("deep sleep: ") or "a sleeper's memory goes to swap after a while",
+        "model": f"{local}:{proxy.get('port')}/v1, for agents, with their token",
+        "callers": f"{local}:{proxy.get('ingress_port')}/agents/NAME/, with that agent's token",
+        "api": f"{paths.api_socket}{_at(_table(health.get('api')))}",
         "backend": _backend(backend),
     }
     if pool := _table(health.get("pool")):
-        rows["pool"] = f"{pool.get('models')} models, loaded when they are asked for: `{command} pool{which}`"
+        models = counted(int(str(pool.get("models"))), "model")
+        rows["pool"] = f"{models}, each loaded when it is asked for: `{command} pool{which}`"
     if redis:
         rows["redis"] = f"{redis} (REDIS_URL); none is started here"
+    rows |= {
+        "isolation": f"{isolation}: {ISOLATES[isolation]}",
+        "limits": str(health.get("limits", "not enforced")),
+        "sleep": f"{FREEZERS.get(str(health.get('freezer')), str(health.get('freezer')))}; {_deep(why_not_deep)}",
+        "state": f"{paths.state}, with the log, {log_file.NAME}",
+    }
     told = "\n".join(f"  {name:<10} {_wrapped(text, width)}" for name, text in rows.items())
     commands = "\n".join(f"  {command} {words}{which}" for words in NEXT)
     return f"Hive {health.get('version')} is up; Ctrl-C ends it\n\n{told}\n\nType in another terminal:\n{commands}\n"
@@ -66,23 +69,25 @@ def headline(health: Mapping[str, object]) -> str:
     """The line that stays on the screen while everything else scrolls by.
 
     >>> headline({"version": "0.1.0", "proxy": {"port": 11435, "ingress_port": 8480}})
-    'Hive 0.1.0 is up · model http://127.0.0.1:11435 · callers http://127.0.0.1:8480 · Ctrl-C ends it'
+    'Hive 0.1.0 · Ctrl-C ends it · model 127.0.0.1:11435 · callers 127.0.0.1:8480'
     """
     proxy = _table(health.get("proxy"))
-    ports = f"model http://127.0.0.1:{proxy.get('port')} · callers http://127.0.0.1:{proxy.get('ingress_port')}"
-    return f"Hive {number_of(str(health.get('version')))} is up · {ports} · Ctrl-C ends it"
+    ports = f"model 127.0.0.1:{proxy.get('port')} · callers 127.0.0.1:{proxy.get('ingress_port')}"
+    return f"Hive {number_of(str(health.get('version')))} · Ctrl-C ends it · {ports}"
 
 
 def farewell(did: Mapping[str, object], *, command: str, which: str) -> str:
     """The closing sentence of `hive up`. `did`: `supervisor.summary`. `which`: the flags that it was started with.
 
-    >>> did = {"agents": 3, "requests": 12, "tokens_in": 300, "tokens_out": 45, "wakes": 7}
+    >>> did = {"agents": 1, "requests": 12, "tokens_in": 300, "tokens_out": 45, "wakes": 1}
     >>> farewell(did, command="hive", which="")
-    'Hive has ended: 12 requests, 345 tokens, 7 wakes; 3 agents are kept. `hive up` goes on where it ended.'
+    'Hive has ended: 12 requests, 345 tokens, 1 wake; 1 agent is kept. `hive up` goes on where it ended.'
     """
+    agents, requests, wakes = (int(str(did[name])) for name in ("agents", "requests", "wakes"))
     tokens = int(str(did["tokens_in"])) + int(str(did["tokens_out"]))
-    counted = f"{did['requests']} requests, {tokens} tokens, {did['wakes']} wakes"
-    return f"Hive has ended: {counted}; {did['agents']} agents are kept. `{command} up{which}` goes on where it ended."
+    told = f"{counted(requests, 'request')}, {counted(tokens, 'token')}, {counted(wakes, 'wake')}"
+    kept = counted(agents, "agent is kept", "agents are kept")
+    return f"Hive has ended: {told}; {kept}. `{command} up{which}` goes on where it ended."
 
 
 INDENT = 13
@@ -100,7 +105,7 @@ def _wrapped(text: str, width: int | None) -> str:
     return ("\n" + " " * INDENT).join(lines)
 
 
-NEXT = ("status", "agent list", "usage")
+NEXT = ("status", "agent list", "logs -f")
 
 
 def command_here() -> str:
@@ -121,20 +126,30 @@ def _backend(backend: Mapping[str, object]) -> str:
     label = str(backend.get("label") or backend.get("address"))
     spec = SPECS.get(str(backend.get("kind")))
     if spec is not None and spec.is_canned:
+        label = label.partition(" at ")[0]
         return f"DEMO: {label}. With an Ollama, vLLM or llama-server on loopback, the next `hive up` uses that"
     return f"{label} {backend.get('version') or ''}".rstrip()
+
+
+def _deep(why_not: str) -> str:
+    """
+    >>> _deep("deep sleep: this host has no swap"), _deep("")
+    ('not deep: this host has no swap', "deep: a sleeper's memory goes to swap after a while")
+    """
+    reason = why_not.removeprefix("deep sleep: ")
+    return f"not deep: {reason}" if reason else "deep: a sleeper's memory goes to swap after a while"
 
 
 def _at(api: Mapping[str, object]) -> str:
     """
     >>> _at({"listen": "127.0.0.1", "port": 3000}), _at({"listen": "127.0.0.1", "port": None})
-    ('http://127.0.0.1:3000, for whoever has a token (hive token create)', 'on its socket only')
+    (', http://127.0.0.1:3000 with a token', ', on TCP nowhere')
     """
     if api.get("port") is None:
-        return "on its socket only"
+        return ", on TCP nowhere"
     listen = str(api.get("listen"))
     address = f"[{listen}]" if ":" in listen else listen
-    return f"http://{address}:{api['port']}, for whoever has a token (hive token create)"
+    return f", http://{address}:{api['port']} with a token"
 
 
 def _table(value: object) -> Mapping[str, object]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from hive.errors import HiveError
 from hive.host.process import spawn
 from hive.line_splitter import LineSplitter
+from hive.log_lines import without_priority
 from hive.up.backoff import next_delay_s
 from hive.up.reaper import Reaper
 
@@ -125,7 +126,7 @@ class Child:
         return True
 
     def _line(self, text: str) -> None:
-        self._last.append(text)
+        self._last.append(without_priority(text)[1])
         self._say(self.name, text)
 
     def _on_end(self, code: int) -> None:

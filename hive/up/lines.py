@@ -7,6 +7,8 @@ import re
 import select
 import zlib
 
+from hive.terminal_text import counted
+
 LINE_MAX = 2000
 """Characters of one line that are shown; a backend's stack trace in JSON can have a megabyte."""
 NAME_WIDTH = 8
@@ -112,7 +114,7 @@ class TerminalWriter:
         """Writes what is pending, or drops it where the other side takes nothing now."""
         data, self._pending = self._pending.encode(errors="backslashreplace"), ""
         if self._dropped and self._is_writable():
-            self._put(f"… {self._dropped} lines dropped: nobody read this output\n".encode())
+            self._put(f"… {counted(self._dropped, 'line')} dropped: nobody read this output\n".encode())
             self._dropped = 0
         while data:
             if not self._is_writable():

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from hive.files.log_file import LogFile
-from hive.terminal_text import wants_colour
+from hive.log_lines import PROBLEM, without_priority
+from hive.terminal_text import counted, wants_colour
 from hive.up.lines import TerminalWriter, is_routine, prefixed
 from hive.up.table import Row, live_table, plain_table
 
@@ -25,10 +26,15 @@ PAINT_EVERY_S = 0.25
 UNPAINTED_MAX = 500
 """Lines that wait to be drawn; of more than a terminal has rows only the last are."""
 STDOUT, STDERR = 1, 2
+CLEAR_LINE = "\r\x1b[K"
 
 
 class Screen:
-    """stdout is the result, stderr the talk. With `json` the only result is the object at the end."""
+    """stdout is the result, stderr the talk. With `json` the only result is the object at the end.
+
+    A terminal gets the lines that tell of something wrong, as it does of `docker compose up -d` and systemd: there the
+    addresses stay to be read. A file or a pipe gets all lines but the routine ones, the kept file every one.
+    """
 
     def __init__(self, *, json: bool) -> None:
         self._out = TerminalWriter(STDERR if json else STDOUT)
@@ -45,6 +51,9 @@ class Screen:
         self._painting: asyncio.TimerHandle | None = None
         self._plain_shown_at: float | None = None
         self._kept: LogFile | None = None
+        self._is_leaving = False
+        self._goes_on = False
+        """A line of `goes_on` is the last thing on the terminal."""
 
     def __repr__(self) -> str:
         return f"<Screen {'live' if self._live else 'lines'}>"
@@ -62,28 +71,52 @@ class Screen:
         self._kept = file
 
     def say(self, name: str, text: str) -> None:
-        """One line of one process; above the live table where there is one on the same terminal."""
+        """One line of one process, with its priority; above the live table where there is one on the same terminal."""
         if self._kept is not None:
             self._kept.write(name, text, at=time.time())
-        if is_routine(text):
+        priority, words = without_priority(text)
+        # At the end each part loses the others, and says so: that is as it should be.
+        most = PROBLEM - 1 if self._is_leaving and name != "up" else PROBLEM
+        is_terminal = self._err.isatty()
+        if is_routine(words) or (is_terminal and priority > most):
             return
-        line = prefixed(name, text, coloured=self._coloured)
-        if self._live is not None and self._err.isatty():
+        line = prefixed(name, words, coloured=self._coloured)
+        if self._live is not None and is_terminal:
             self._unpainted.append(line)
             self._said += 1
             self._paint_in_time()
         else:
+            self._wipe()
             self._err.line(line)
 
     def tell(self, text: str) -> None:
         """Writes a text for the person that started it."""
+        self._wipe()
         self._out.line(text)
+
+    def goes_on(self, text: str) -> None:
+        """Something of interest only as long as it goes on: a line of a terminal that what is said next replaces."""
+        if self._is_live and self._live is None:
+            self._out.write(f"{CLEAR_LINE}{text[: (self.width or 80) - 1]}")
+            self._out.flush()
+            self._goes_on = True
+
+    def leaves(self) -> None:
+        """Hive ends from now on: a terminal gets no more warnings of its parts, only their errors."""
+        self._is_leaving = True
+
+    def _wipe(self) -> None:
+        if self._goes_on:
+            self._goes_on = False
+            self._out.write(CLEAR_LINE)
+            self._out.flush()
 
     def show(self, views: Sequence[Row], *, now: float, head: str = "") -> None:
         """The agents as they are now; on something else than a terminal every PLAIN_EVERY_S only.
 
         `head`: a line that stays above the table, whatever scrolls by.
         """
+        self._wipe()
         if self._is_live:
             if self._live is None:
                 console = Console(file=cast(TextIO, self._out), no_color=not self._coloured)
@@ -119,7 +152,7 @@ class Screen:
         console = self._live.console
         lines = list(self._unpainted)[-console.size.height :]
         if self._said > len(lines):
-            lines.insert(0, f"… {self._said - len(lines)} lines more: hive logs")
+            lines.insert(0, f"… {counted(self._said - len(lines), 'line')} more: hive logs")
         self._unpainted.clear()
         self._said = 0
         self._live.update(live_table(self._views, head=self._head, rows=console.size.height * 2 // 3))
@@ -134,6 +167,7 @@ class Screen:
 
     def close(self) -> None:
         """Leaves the table as it stands and gives the cursor back."""
+        self._wipe()
         if self._live is not None:
             self._paint()
             live, self._live = self._live, None

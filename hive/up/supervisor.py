@@ -81,7 +81,9 @@ class Supervisor:
             health = await unless(self._interrupts.asked, self._come_up(), name="come-up")
             if health is not None:
                 await self._stay(health, demo=demo, exit_after_s=exit_after_s, json=json)
+            self._screen.leaves()
             if self._helper.connected:
+                self._screen.goes_on(f"agents stop, within {self._stop_grace_s:g} s; Ctrl-C again does not wait …")
                 log.info("agents_stopping grace_s=%g: Ctrl-C again does not wait", self._stop_grace_s)
                 await ending.stop_agents(self._daemon, self._helper, self._interrupts, grace_s=self._stop_grace_s)
                 self._ends_models = True
@@ -118,6 +120,7 @@ class Supervisor:
         # Redis knows nothing of the pipe; it holds the lock like the others until it has let go of its socket.
         child = Child(name, argv, reaper=self._reaper, say=self._say, inherit=self._inherit)
         self._children[name] = child
+        self._screen.goes_on(f"Hive comes up: {', '.join(self._children)} …")
         child.start()
         return child
 
@@ -149,11 +152,13 @@ class Supervisor:
             redis=self._plan.redis,
             width=self._screen.width,
         )
-        self._screen.tell(told)
         showing: asyncio.Task[None] | None = None
         if demo:
+            self._screen.goes_on("the sample agents start …")
             self._demo = Demo(self._daemon, paths, ingress_port=self._ports.ingress)
             await unless(asked, self._demo.set_up(), name="demo")
+        self._screen.tell(told)
+        if demo:
             showing = spawn(self._show_table(banner.headline(health)), name="table")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(exit_after_s):
@@ -212,6 +217,7 @@ class Supervisor:
 
     async def _end(self) -> None:
         log.info("leaving")
+        self._screen.goes_on("Hive ends …")
         models_of = self._helper if self._ends_models else None
         await ending.stop_children(self._children, self._interrupts, drain_s=self._drain_s, models_of=models_of)
         await ending.kill_descendants()

@@ -8,6 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hive.terminal_text import counted
+
 Row = Mapping[str, object]
 HEADS = ("agent", "state", "depth", "why", "reqs", "tokens", "RAM", "last wake")
 STYLES = {"running": "green", "paused": "blue", "error": "red", "stopped": "dim"}
@@ -43,12 +45,12 @@ def shown(views: Sequence[Row], rows: int) -> tuple[Sequence[Row], str]:
     >>> [view["name"] for view in shown(agents, 2)[0]], shown(agents, 2)[1]
     (['a', 'b'], '')
     >>> [view["name"] for view in shown(agents, 1)[0]], shown(agents, 1)[1]
-    (['b'], '… 1 agents more: hive agent list')
+    (['b'], '… 1 agent more: hive agent list')
     """
     if len(views) <= rows:
         return views, ""
     first = sorted(views, key=lambda view: RANKS.get(str(view.get("status")), 1))[: max(rows - 1, 1)]
-    return first, f"… {len(views) - len(first)} agents more: hive agent list"
+    return first, f"… {counted(len(views) - len(first), 'agent')} more: hive agent list"
 
 
 def live_table(views: Sequence[Row], *, head: str = "", rows: int = 1 << 16) -> Group:

@@ -35,6 +35,7 @@ from hive.files.log_file import LogFile
 from hive.files.ports import Ports, Remembered, choose_ports, recall
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of
 from hive.host.credentials import credential
+from hive.log_lines import PrefixedLines
 from hive.paths import default_state_dir, runtime_dir
 from hive.settings.file import Loaded, load
 from hive.settings.table import Paths
@@ -219,6 +220,7 @@ class _ToScreen(logging.Handler):
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.INFO)
+        self.setFormatter(PrefixedLines())
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:

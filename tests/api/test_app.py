@@ -179,7 +179,7 @@ async def test_refusals_come_back_as_the_errors_they_were(client: Client, live: 
     with pytest.raises(WrongState) as taken:
         await to_thread(client.post, "/api/agents", SPEC)
     assert taken.value.hint.startswith("hive agent remove alice, then again; or hive agent export alice > alice.toml, ")
-    live.proxy.busy[agent] = "1 requests are in flight"
+    live.proxy.busy[agent] = "1 request is in flight"
     with pytest.raises(TimedOut, match="it is awake"):
         await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 0.1})
     with pytest.raises(HiveError) as busy:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shlex
+import signal
 import socket
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,12 @@ from hive.doctor.offline_status import (
     UnitStatus,
     conditions_of,
 )
+from hive.host.process import identify
+from hive.link.specs import SandboxSpec
 from hive.paths import runtime_dir
+from hive.sandbox.runtime import Run
+from hive.sandbox.table import AgentRecords, Record
+from hive.settings.table import Paths
 from hive.store import audit
 from hive.store.audit import AuditRecord
 from hive.store.database import Database, plan_of
@@ -100,6 +108,39 @@ def test_a_hive_that_does_not_run_is_told_with_what_its_database_says(no_daemon:
     assert " ago: agent.paused x\\x1b[2J\n" in said.out
     assert last_lines(said.out) == ["this Hive does not run  [not_running]", f"    hive up --state-dir {state}"]
     assert len(said.out.splitlines()) <= 24
+
+
+def note(state: Path, number: int, pid: int) -> None:
+    """Writes what the helper notes of an agent whose main process it has started."""
+    main = identify(pid)
+    assert main is not None
+    spec = SandboxSpec(name=f"n{number}", command=["/bin/sleep"], env={}, home="/h", log="/l")
+    records = AgentRecords.load(Paths(state, state).sandbox_table)
+    records.records[f"a{number}"] = Record(spec=spec, run=Run(main=main, leaf=None, since=0.0))
+    records.save(f"a{number}")
+
+
+def test_agents_that_live_on_are_told_as_their_processes_are(no_daemon: Hive, state: Path) -> None:
+    """After a kill -9 of `hive up`, or a machine that went down, the last record of each was told as what it is."""
+    add(state, "running", "paused", "paused", "paused", "stopped")
+    with contextlib.ExitStack() as ends:
+        processes = [subprocess.Popen(["/bin/sleep", "600"]) for _ in range(3)]
+        for process in processes:
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+        for number, process in enumerate(processes):
+            note(state, number, process.pid)
+        processes[0].kill()
+        processes[0].wait()
+        processes[1].send_signal(signal.SIGSTOP)
+        os.waitpid(processes[1].pid, os.WUNTRACED)
+        said = no_daemon("status", "--state-dir", str(state))
+        assert "Agents: 2 ended, 1 paused, 1 running, 1 stopped, without a Hive; last " in said.out
+        assert last_lines(said.out)[2:] == [
+            "2 agents live on, and no Hive answers that manages them  [agents_without_hive]",
+            "    start that Hive again",
+        ]
+        assert no_daemon("status", "--state-dir", str(state), "--json").json["agents"]["ended"] == 2
 
 
 def test_the_same_facts_are_there_for_a_program(no_daemon: Hive, state: Path) -> None:

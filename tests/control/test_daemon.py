@@ -199,8 +199,8 @@ async def test_work_in_flight_keeps_an_agent_awake_and_why_says_so(box: Box) -> 
 async def test_a_busy_agent_is_refused_at_once_or_waited_for(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    box.proxy.busy[agent] = "1 requests are in flight"
-    with pytest.raises(AgentBusy, match="1 requests are in flight"):
+    box.proxy.busy[agent] = "1 request is in flight"
+    with pytest.raises(AgentBusy, match="1 request is in flight"):
         await box.pause(agent, timeout_s=5, now=True, actor="uid:0")
     with pytest.raises(TimedOut, match="it is awake"):
         await box.pause(agent, timeout_s=0.1, now=False, actor="uid:0")

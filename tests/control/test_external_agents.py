@@ -47,6 +47,35 @@ async def test_it_may_ask_from_start_to_stop_and_again(box: Box, settings: Setti
     await until(lambda: agent not in box.proxy.rows)
 
 
+@pytest.mark.parametrize("settings", [AWAKE, NO_HELPER], ids=["beside a helper", "without a helper"])
+async def test_applied_it_may_ask_at_once_as_where_it_is_created(box: Box, settings: Settings) -> None:
+    """It stayed `created`, and its token was refused until somebody typed `hive agent start`."""
+    if settings.sandbox.enabled:
+        await box.start_helper()
+    await box.start_daemon(settings)
+    await box.start_proxy()
+    apply = box.services.agents.apply
+    assert (await apply(VISITOR, "uid:0", dry_run=True))["agent"] is None
+    applied = await apply(VISITOR, "uid:0")
+    assert applied["agent"] is not None
+    agent = applied["agent"]["id"]
+    assert (applied["created"], applied["agent"]["status"], applied["agent"]["pid"]) == (True, "running", None)
+    await until(lambda: gate(box, agent) == "open")
+    await box.stop(agent, "uid:0")
+    stays = await apply(msgspec.structs.replace(VISITOR, tier=Tier.LOW), "uid:0")
+    assert stays["agent"] is not None
+    assert stays["agent"]["status"] == "stopped", "an operator wants it so"
+
+
+async def test_what_was_described_as_a_process_and_never_started_may_ask_once_it_lives_elsewhere(box: Box) -> None:
+    await box.everything()
+    bob = AgentSpec(name="visitor", command=["/bin/true"])
+    for spec, status in ((bob, "created"), (VISITOR, "running")):
+        applied = await box.services.agents.apply(spec, "uid:0")
+        assert applied["agent"] is not None
+        assert applied["agent"]["status"] == status
+
+
 async def test_a_helper_that_comes_and_finds_nothing_of_it_changes_nothing(box: Box) -> None:
     agent = await start(box, AWAKE)
     await box.start_helper()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from hive.agents.spec import check
 from hive.demo.agents import DEMO_AGENTS
-from hive.demo.callers import Turn, choose_port, copy_files, demo_config, demo_spec, is_free, judge
+from hive.demo.callers import Turn, copy_files, demo_config, demo_spec, judge
+from hive.demo.port_claims import PortClaims, is_free
 from hive.errors import HiveError
 from hive.settings.file import load_text
 
@@ -35,16 +39,46 @@ def test_turns_in_order_are_right_and_any_gap_is_not(previous: int) -> None:
     assert judge(previous, Turn(previous + 1, False)) is not None
 
 
-def test_a_taken_port_is_passed_over_but_a_living_agent_keeps_its_own() -> None:
+@pytest.fixture
+def claims() -> Iterator[PortClaims]:
+    claims = PortClaims()
+    yield claims
+    claims.close()
+
+
+def test_a_taken_port_is_passed_over_but_a_living_agent_keeps_its_own(claims: PortClaims) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
         assert not is_free(port)
-        assert choose_port({"status": "running", "port": port}, set()) == port
-        assert choose_port({"status": "stopped", "port": port}, set()) != port
-    first = choose_port(None, set())
-    assert choose_port(None, {first}) != first
+        assert claims.take({"status": "running", "port": port}) == port
+        assert claims.take({"status": "stopped", "port": port}) != port
+
+
+def test_a_port_that_another_agent_of_this_hive_has_recorded_is_passed_over(claims: PortClaims) -> None:
+    """It is refused by the daemon also while nobody listens there, and `hive up --demo` ended over that."""
+    first = claims.take()
+    claims.close()
+    assert claims.take(others={first, None}) != first
+
+
+def test_two_demos_that_begin_together_have_ports_of_their_own(claims: PortClaims) -> None:
+    """Both looked before an agent of either listened, took the same ports, and one's callers met the other's agents."""
+    program = "from hive.demo.port_claims import PortClaims; claims = PortClaims()\n"
+    program += "print(*(claims.take() for _ in range(3)), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        theirs = [int(port) for port in other.stdout.readline().split()]
+        ours = [claims.take() for _ in range(3)]
+        assert len({*theirs, *ours}) == 6
+        again = {"status": "stopped", "port": theirs[0]}
+        assert claims.take(again) != theirs[0]
+        other.communicate("\n")
+    assert claims.take(again) == theirs[0], "given up with the process"
 
 
 def test_the_demo_settings_do_not_override_what_was_given() -> None:

@@ -428,7 +428,7 @@ def test_a_container_without_an_agent_is_found(up: Subject) -> None:
         )
     finally:
         engine.clear(up.paths.state)
-    assert (result.status, "1 agents live on" in result.reason) == (WARN, True), result
+    assert (result.status, "1 agent lives on" in result.reason) == (WARN, True), result
     assert found.fix == "docker rm -f hive-doctor-ghost"
 
 

@@ -585,7 +585,7 @@ UNIT = units.PackagedUnit("/etc/systemd/system/hive-proxy.service", b"x", b"x")
 @pytest.mark.parametrize(
     ("unit", "status", "word"),
     [
-        (UNIT, PASS, "1 files"),
+        (UNIT, PASS, "1 file as"),
         (UNIT._replace(there=None), FAIL, "missing"),
         (UNIT._replace(there=b"y"), FAIL, "not what this version brings"),
         (UNIT._replace(drop_ins=["more.conf"]), PASS, "hive-proxy.service (more.conf)"),

@@ -286,6 +286,7 @@ def test_hive_up_keeps_what_it_shows_and_what_is_routine(passable: Path) -> None
     env = {**os.environ, "XDG_RUNTIME_DIR": str(passable)}
     shown = subprocess.run(words, capture_output=True, text=True, env=env, cwd=ROOT, check=True, timeout=100)
     found = said(passable / "s" / NAME, lines=1000)
+    assert "info" in {line.entry.level for line in file_lines(passable / "s" / NAME, ["proxy"], lines=99, follow=False)}
     assert {"proxy", "daemon", "sandbox", "backend"} <= {component for component, _ in found}
     lines = [line.split("|", 1) for line in shown.stderr.splitlines() if "|" in line]
     assert [(name.strip(), text[1:]) for name, text in lines] == [one for one in found if not is_routine(one[1])]

@@ -124,7 +124,7 @@ async def test_an_open_caller_keeps_the_agent_awake(tmp_path: Path) -> None:
         client = await Client.tcp(proxy.ingress_port)
         client.writer.write(call(b"/agents/alice/"))
         await until(lambda: proxy.alice.gate.ingress == 1)
-        assert proxy.alice.gate.close(2, now=0.0) == "1 callers are open"
+        assert proxy.alice.gate.close(2, now=0.0) == "1 caller is open"
         client.writer.transport.abort()
         await until(lambda: proxy.alice.gate.ingress == 0)
         assert proxy.alice.gate.close(3, now=0.0) is None
@@ -256,7 +256,7 @@ async def test_a_message_to_a_sleeping_agent_wakes_it_and_is_an_open_caller_unti
         await until(lambda: proxy.wakes == [("a1", WakeCause.INGRESS)])
         gate.open(3)
         await until(lambda: agent.connections == 1)
-        assert gate.close(4, now=0.0) == "1 callers are open"
+        assert gate.close(4, now=0.0) == "1 caller is open"
         go.set()
         assert (await client.answer())[0] == 204
         await until(lambda: proxy.quiets == ["a1"])

@@ -301,7 +301,7 @@ async def test_an_agent_that_waits_for_the_backend_is_not_put_to_sleep(tmp_path:
     async with two(tmp_path) as box:
         box.close()
         await box.waiting()
-        assert box.proxy.alice.gate.close(2, now=0.0) == "1 requests are in flight"
+        assert box.proxy.alice.gate.close(2, now=0.0) == "1 request is in flight"
 
 
 async def test_an_agent_that_wakes_in_mid_switch_waits_on(tmp_path: Path) -> None:

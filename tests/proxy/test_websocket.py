@@ -275,7 +275,7 @@ async def test_an_open_websocket_keeps_the_agent_awake_until_one_of_the_two_leav
     async with called(tmp_path, agent) as (proxy, backend):
         gate = proxy.alice.gate
         client, _ = await opened(proxy)
-        assert gate.close(2, now=0.0) == "1 callers are open"
+        assert gate.close(2, now=0.0) == "1 caller is open"
         if how == "agent":
             go.set()
             assert await asyncio.wait_for(client.reader.read(), 5) == b"last words", "then a plain end"

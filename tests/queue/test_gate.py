@@ -94,7 +94,7 @@ def test_with_a_request_in_flight_the_gate_stays_open_and_owes_one_quiet() -> No
     notes = Notes()
     gate = Gate("a", notes, parked_max=2)
     gate.begin(Waiter(), 1.0)
-    assert gate.close(1, now=1.0) == "1 requests are in flight"
+    assert gate.close(1, now=1.0) == "1 request is in flight"
     assert gate.state is GateState.OPEN
     gate.end(2.0)
     gate.begin(Waiter(), 3.0)
@@ -121,7 +121,7 @@ def test_after_the_freeze_whatever_came_makes_it_busy() -> None:
     assert gate.still_closed(2, now=1.0) == "bytes of a request are waiting"
     notes.outside = None
     gate.begin(Waiter(), 1.0)
-    assert gate.still_closed(2, now=1.0) == "1 requests are in flight"
+    assert gate.still_closed(2, now=1.0) == "1 request is in flight"
     assert gate.still_closed(1, now=1.0) is not None, "an older generation is never confirmed"
 
 

@@ -189,7 +189,7 @@ def test_what_a_killed_runner_left_is_removed_when_the_next_one_begins(slow: Com
     slow.start()
     assert slow.at_comfy("/queue") == {"queue_running": [], "queue_pending": []}
     assert slow.at_comfy("/history") == {}
-    assert "1 prompts of an earlier runner are removed" in slow.said()
+    assert "removed from ComfyUI: 1 of an earlier runner's prompts" in slow.said()
 
 
 def test_a_workflow_that_tells_no_steps_tells_no_cost_of_them(box: ComfyBox) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from hive.client.client import Client
-from hive.demo.callers import is_free
+from hive.demo.port_claims import is_free
 from hive.files.ports import recall
 from hive.host.cgroup import find_mount, subtree_name
 from hive.host.process import is_stopped

@@ -51,7 +51,7 @@ FIGURES: dict[str, Any] = {
                 "whole": 24,
                 "first_word_ms": {"median": median, "longest": 61234.0},
             }
-            for tenant, median in (("flood", 61234.0), ("light", 234.5))
+            for tenant, median in (("crowd", 61234.0), ("guest", 234.5))
         ],
     },
     "outage": {

@@ -106,7 +106,7 @@ def test_what_another_version_remembered_is_taken_and_the_api_is_where_it_is_ask
 def test_the_banner_says_where_the_api_is() -> None:
     assert "http://127.0.0.1:3001" in banner(HEALTH, PATHS, command="hive", default_state=True)
     alone = {**HEALTH, "api": {"listen": "127.0.0.1", "port": None}}
-    assert "on its socket only" in banner(alone, PATHS, command="hive", default_state=True)
+    assert "on TCP nowhere" in banner(alone, PATHS, command="hive", default_state=True)
 
 
 def test_the_banner_says_what_is_isolated_what_is_not_and_what_to_type() -> None:
@@ -118,8 +118,20 @@ def test_the_banner_says_what_is_isolated_what_is_not_and_what_to_type() -> None
 
 def test_the_banner_says_why_nobody_sleeps_deep() -> None:
     told = banner(HEALTH, PATHS, command="hive", default_state=True, why_not_deep="deep sleep: not permitted here (x)")
-    assert "  deep sleep not permitted here (x)\n" in told
+    assert "; not deep: not permitted here (x)\n" in told
     assert "goes to swap" in banner(HEALTH, PATHS, command="hive", default_state=True)
+
+
+def test_the_banner_and_the_table_of_the_demo_are_a_terminal_of_24_lines_together() -> None:
+    """The addresses at its top had scrolled away when the table had come."""
+    paths = Paths(Path("/var/lib/hive-up"), Path("/run/hive-up-1bcdb7aa"))
+    for isolation in Isolation:
+        health = {**HEALTH, "isolation": isolation}
+        why = "deep sleep: this host has no swap"
+        text = banner(health, paths, command="hive", default_state=True, why_not_deep=why, width=80)
+        assert max(map(len, text.splitlines())) <= 80
+        head, heads, agents, empty = 1, 1, 3, 1
+        assert len(text.splitlines()) + empty + head + heads + agents <= 24
 
 
 def test_with_a_state_directory_of_its_own_the_commands_name_it_quoted() -> None:

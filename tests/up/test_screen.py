@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 PROGRAM = """
@@ -24,12 +25,12 @@ if {json}:
 """
 
 
-def on_terminal(*, json: bool = False, program: str = PROGRAM, **env: str) -> str:
+def on_terminal(*, json: bool = False, program: str = PROGRAM, arguments: tuple[str, ...] = (), **env: str) -> str:
     """The output of the program to a terminal that is its stdout and stderr."""
     leader, follower = pty.openpty()
     out = b""
     with subprocess.Popen(
-        [sys.executable, "-c", program.format(json=json)],
+        [sys.executable, "-c", program.format(json=json), *arguments],
         stdout=follower,
         stderr=follower,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **env},
@@ -86,9 +87,72 @@ def test_of_many_agents_and_lines_what_fits_is_drawn_and_few_times() -> None:
     assert 1 <= drawn < 600, "six thousand lines are not as many drawings"
     assert "ill" in shown, "an agent in trouble comes first"
     assert re.search(r"… 8\d\d agents more: hive agent list", shown)
-    assert re.search(r"… \d+ lines more: hive logs", shown)
+    assert re.search(r"… [\d,]+ lines more: hive logs", shown)
     assert "line 1999" in shown
     assert "audit_head" not in shown
+
+
+GRAVE = """
+import sys
+from pathlib import Path
+from hive.files.log_file import LogFile
+from hive.up.screen import Screen
+file = LogFile(Path(sys.argv[1]))
+screen = Screen(json=False)
+screen.keep(file)
+screen.goes_on("Hive comes up: redis …")
+screen.say("daemon", "<6>helper_connected")
+screen.say("proxy", "<4>ports_taken")
+screen.goes_on("Hive comes up: proxy …")
+screen.say("proxy", "Traceback")
+screen.goes_on("Hive comes up: daemon …")
+screen.tell("Hive is up")
+for second in range(3):
+    screen.show([{{"name": "ann", "status": "paused"}}], now=100.0 + second, head="Hive 1 · Ctrl-C ends it")
+    screen.say("daemon", "<6>agent_paused")
+screen.say("sandbox", "<3>freeze_failed")
+screen.close()
+screen.leaves()
+screen.goes_on("Hive ends …")
+screen.say("proxy", "<4>daemon_lost")
+screen.say("up", "<4>child_killed")
+screen.say("proxy", "<3>spool_full")
+screen.goes_on("Hive ends …")
+screen.close()
+file.close()
+"""
+
+
+def test_a_terminal_is_told_what_is_wrong_and_its_banner_is_not_pushed_away(tmp_path: Path) -> None:
+    """Each start and each sleep of an agent was a line above the table: the addresses were gone before one had read."""
+    shown = on_terminal(program=GRAVE, arguments=(str(tmp_path / "up.log"),))
+    for routine in ("helper_connected", "agent_paused", "daemon_lost", "<4>", "<3>"):
+        assert routine not in shown
+    for problem in ("ports_taken", "Traceback", "freeze_failed", "child_killed", "spool_full"):
+        assert len(re.findall(problem, shown)) == 1
+    assert shown.index("Traceback") < shown.index("Hive is up") < shown.index("ann")
+    kept = (tmp_path / "up.log").read_text().splitlines()
+    assert [line.partition(" ")[2] for line in kept][:3] == [
+        "daemon <6>helper_connected",
+        "proxy <4>ports_taken",
+        "proxy Traceback",
+    ]
+    assert len(kept) == 10
+
+
+def test_what_goes_on_leaves_nothing_on_the_terminal(tmp_path: Path) -> None:
+    shown = on_terminal(program=GRAVE, arguments=(str(tmp_path / "up.log"),))
+    assert "Hive comes up: daemon …\r\x1b[KHive is up" in shown
+    assert shown.endswith("Hive ends …\r\x1b[K")
+
+
+def test_a_pipe_gets_every_line_and_nothing_that_only_goes_on(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", GRAVE.format(), str(tmp_path / "up.log")], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "Hive is up\n"
+    assert "daemon   | helper_connected\nproxy    | ports_taken\nproxy    | Traceback\n" in ran.stderr
+    assert ran.stderr.count("daemon   | agent_paused") == 3
 
 
 def test_no_color_is_respected() -> None:

@@ -15,6 +15,7 @@ from hive.cli.op_options import BreakGlass, OpToken, headers_of
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, one_line, size, span
 from hive.errors import NotFound, UsageError
+from hive.terminal_text import counted
 
 ORDER_S = 60.0
 CANCEL_S = 60.0
@@ -305,8 +306,7 @@ def _removed(removed: Answer) -> str:
     '2 builds of legal are removed, 2.0 KiB are free'
     """
     count = len(removed["digests"])
-    builds = "1 build" if count == 1 else f"{count} builds"
-    verb, freed = "is" if count == 1 else "are", size(removed["freed_bytes"])
+    builds, verb, freed = counted(count, "build"), "is" if count == 1 else "are", size(removed["freed_bytes"])
     return one_line(f"{builds} of {removed['name']} {verb} removed, {freed} are free")
 
 

@@ -20,6 +20,7 @@ from hive.cli.op_options import read
 from hive.cli.text import fields, one_line, size
 from hive.errors import BadRequest, NotPermitted, SignatureUnverifiable, UsageError
 from hive.host.files import write_whole
+from hive.terminal_text import counted
 
 SIGNATURE_MODE = 0o644
 
@@ -50,7 +51,7 @@ def sign(
         bundle = oms.sign(digests, secret, subject=found.name, ignored=ignored)
     write_whole(to, bundle, mode=SIGNATURE_MODE)
     answer: Answer = {"path": str(adapter), "signature": str(to), "key_id": secret.public.id, "files": sorted(digests)}
-    count = f"{len(digests)} file{'' if len(digests) == 1 else 's'}"
+    count = counted(len(digests), "file")
     call.show("adapter.sign", answer, lambda: f"{one_line(str(to))}: {count}, signed by {secret.public.id}")
 
 

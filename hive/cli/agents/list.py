@@ -14,6 +14,7 @@ from hive.cli.call import Answer, CommandCall
 from hive.cli.terminal import drawn_again, fitted, legend
 from hive.cli.text import STATES, milliseconds, number, ram, span, state_of
 from hive.errors import UsageError, did_you_mean
+from hive.terminal_text import counted
 
 ON_A_TERMINAL = 100
 """Agents in a table for a person."""
@@ -169,6 +170,6 @@ def _screen(call: CommandCall, chosen: AgentFilter) -> str:
     room = max(1, height - 3)
     agents, total = _found(call, chosen, limit=room)
     left = f", {number(total - len(agents))} more below" if total > len(agents) else ""
-    title = f"{time.strftime('%H:%M:%S')}  {number(total)} agents{left}; Ctrl-C ends this"
+    title = f"{time.strftime('%H:%M:%S')}  {counted(total, 'agent')}{left}; Ctrl-C ends this"
     text = listed(agents)
     return f"{title[:width]}\n{counted_since(text)[:width]}\n{text}"

@@ -10,6 +10,7 @@ import typer
 from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import ago, fields, number, size
 from hive.client.client import path_of
+from hive.terminal_text import counted
 
 
 def responses(
@@ -35,14 +36,25 @@ def responses(
             return
         call.confirm(f"Delete what is kept of {name}'s responses?", yes=yes)
         answer = call.client.delete(path)
-    call.show(
-        "agent.responses", answer, lambda: f"{number(answer['deleted'])} responses of {answer['name']} are deleted"
-    )
+    call.show("agent.responses", answer, lambda: _deleted(answer))
+
+
+def _deleted(answer: Answer) -> str:
+    """
+    >>> _deleted({"deleted": 1, "name": "ann"}), _deleted({"deleted": 0, "name": "ann"})
+    ('1 response of ann is deleted', '0 responses of ann are deleted')
+    """
+    name = answer["name"]
+    return counted(answer["deleted"], f"response of {name} is deleted", f"responses of {name} are deleted")
 
 
 def _shown(answer: Answer) -> str:
     oldest_at, most = answer["oldest_at"], answer["most_bytes"]
-    bound = f"{size(most)} for {answer['most_days']} days" if most else "none are kept (proxy.responses_kept_mb is 0)"
+    bound = (
+        f"{size(most)} for {counted(answer['most_days'], 'day')}"
+        if most
+        else "none are kept (proxy.responses_kept_mb is 0)"
+    )
     return fields(
         [
             ("Responses", number(answer["responses"])),

@@ -14,7 +14,7 @@ from hive.cli.call import AgentName, Answer, CommandCall, Tail
 from hive.cli.text import ago, fields, harmless, milliseconds, number, ram, size, span, state_of, table
 from hive.client.client import path_of
 from hive.errors import BadRequest, UsageError
-from hive.terminal_text import MASK
+from hive.terminal_text import MASK, counted
 
 NEEDS = {"restart": "start"}
 """Order → the ability of a runtime that it takes, where that has another name."""
@@ -114,10 +114,10 @@ def _shown(view: Answer) -> str:
         ("Prompt", _prompt(view)),
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
         ("Under way", f"{view['in_flight']} in flight, {view['parked']} parked, {view['ingress_open']} ingress"),
-        ("Used", f"{number(view['requests'])} requests, {number(view['tokens_in'])} tokens in, "
+        ("Used", f"{counted(view['requests'], 'request')}, {number(view['tokens_in'])} tokens in, "
          f"{number(view['tokens_out'])} out, since it was created"),
         ("Active", ago(view["last_active_at"], now)),
-        ("Sleep", f"{number(view['pauses'])} pauses, {number(view['wakes'])} wakes, since Hive was started"),
+        ("Sleep", f"{counted(view['pauses'], 'pause')}, {counted(view['wakes'], 'wake')}, since Hive was started"),
         ("Last wake", wake),
         ("OpenAI", access.get("openai_base_url", "")),
         ("API key", access.get("model", "")),
@@ -133,7 +133,7 @@ def _prompt(view: Answer) -> str:
     text = view["system_prompt"]
     if text is None:
         return ""
-    length = "set" if text == MASK else f"{number(len(text.encode()))} bytes"
+    length = "set" if text == MASK else counted(len(text.encode()), "byte")
     if view["prewarm_note"]:
         return f"{length}, not read ahead: {view['prewarm_note']}"
     return length + (", read by the backend at each start and wake" if view["prewarm_on_start"] else "")
@@ -197,8 +197,8 @@ def _limits(view: Answer) -> str:
     told = [
         "" if limits["memory_mb"] is None else f"{limits['memory_mb']} MiB",
         "" if limits["cpu"] is None else f"{limits['cpu']:g} cores",
-        "" if limits["pids"] is None else f"{limits['pids']} processes",
-        "" if limits["files"] is None else f"{limits['files']} files",
+        "" if limits["pids"] is None else counted(limits["pids"], "process", "processes"),
+        "" if limits["files"] is None else counted(limits["files"], "file"),
         "" if view["egress"] is None else f"network: {', '.join([*view['egress'], 'Hive'])}",
     ]
     said = ", ".join(filter(None, told))

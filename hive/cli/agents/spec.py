@@ -13,7 +13,7 @@ import typer
 from hive.agents.spec import PLAIN, PROMPT_MAX_BYTES, SCRIPT, TOML_MAX_BYTES, check, check_toml, to_toml
 from hive.cli.agents.steer import refuse_failed, say_lacking
 from hive.cli.call import AgentName, Answer, CommandCall
-from hive.cli.text import harmless
+from hive.cli.text import AT_REST, harmless
 from hive.client.client import path_of
 from hive.domain import AgentSpec, CloudUse, DockerSpec, Limits, RestartPolicy, RuntimeKind, Tier
 from hive.errors import BadRequest, UsageError
@@ -137,7 +137,8 @@ def apply(
 ) -> None:
     """Makes an agent what a file describes: created if it is not there, else changed; says what that means.
 
-    A new agent is not started by it, and a changed one runs on as it was until it is restarted.
+    A new agent is not started by it, and a changed one runs on as it was until it is restarted. A new external one may
+    ask the model at once: Hive starts nothing of it.
 
     Examples:
       hive agent apply alice.toml
@@ -269,7 +270,7 @@ def plan_text(name: str, answer: Answer) -> str:
         lines.append(f"  {change['field']}: {before}{_value(change['to'])}{when}")
     if answer["restart_needed"]:
         lines.append("a restart would be needed" if answer["dry_run"] else f"`hive agent restart {name}` makes it so")
-    elif answer["created"] and not answer["dry_run"]:
+    elif answer["created"] and not answer["dry_run"] and answer["agent"]["status"] in AT_REST:
         lines.append(f"`hive agent start {name}` starts it")
     return harmless("\n".join(lines))
 

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentNames, Answer, CommandCall, chosen_agents
-from hive.cli.text import AT_REST, number, state_of
+from hive.cli.text import AT_REST, state_of
 from hive.client.client import error_of, path_of
 from hive.errors import HiveError, with_code
+from hive.terminal_text import counted
 
 ACT_S = 160.0
 """Longest wait for an answer to start, stop … `stop_grace_s` is in it."""
@@ -268,7 +269,7 @@ def _remove_many(call: CommandCall, names: list[str], *, yes: bool) -> None:
 
     Where the daemon is gone meanwhile what it has removed is told all the same.
     """
-    call.confirm(f"Remove {number(len(names))} agents and their files?", yes=yes)
+    call.confirm(f"Remove {counted(len(names), 'agent and its files', 'agents and their files')}?", yes=yes)
     told: dict[str, list[Answer]] = {"removed": [], "failed": []}
     broken: list[tuple[str, HiveError]] = []
     for first in range(0, len(names), REMOVED_AT_ONCE):

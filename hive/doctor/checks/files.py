@@ -20,6 +20,7 @@ from hive.files.layout import CONF_FILE, CONFIGURATION, POLICY_FILE, REDIS_ACL, 
 from hive.files.layout import SECRETS as SECRETS_PLACE
 from hive.files.secrets import SECRETS
 from hive.settings.table import Paths
+from hive.terminal_text import counted
 
 
 class PathRow(NamedTuple):
@@ -245,7 +246,7 @@ def judge(found: Iterable[FoundPath], what: str) -> CheckVerdict:
         return unseen(f"{closed[0].row.path}: this user cannot tell", _CHECK[what])
     if not there:
         return skipped(f"no {what} is there yet")
-    return passed(f"{len(there)} {what}{'s' if len(there) > 1 else ''} with the right owner and mode")
+    return passed(f"{counted(len(there), what)} with the right owner and mode")
 
 
 # --- mending -----------------------------------------------------------------------------------------------------

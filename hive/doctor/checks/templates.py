@@ -8,6 +8,7 @@ from typing import Any
 
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
+from hive.terminal_text import counted
 
 NONE = "no template is described"
 FORBIDDEN = {
@@ -67,7 +68,7 @@ def judge_ready(templates: Sequence[Mapping[str, Any]]) -> CheckVerdict:
     if stale:
         return wrong("template_stale", template=stale[0], more=len(stale) - 1)
     started = sum(one["state"] == "ready" for one in templates)
-    return passed(f"{len(templates)} template{'s' * (len(templates) > 1)}, {started} of them started")
+    return passed(f"{counted(len(templates), 'template')}, {started} of them started")
 
 
 CHECKS = (

@@ -12,6 +12,7 @@ from hive.errors import HiveError
 from hive.files import share
 from hive.files.layout import UNITS
 from hive.host import program, systemd
+from hive.terminal_text import counted
 
 NEEDED = (
     "hive-proxy.service",
@@ -86,7 +87,7 @@ def judge_drift(units: Sequence[PackagedUnit]) -> CheckVerdict:
         if found:
             return wrong(code, path=found[0].path, more=len(found) - 1)
     changed = [f"{Path(unit.path).name} ({', '.join(unit.drop_ins)})" for unit in units if unit.drop_ins]
-    said = f"{len(units)} files as this version brings them"
+    said = f"{counted(len(units), 'file')} as this version brings them"
     return passed(f"{said}; changed by drop-ins: {'; '.join(changed)}" if changed else said)
 
 
@@ -118,7 +119,9 @@ def judge_active(shown: Sequence[Mapping[str, str]]) -> CheckVerdict:
     stale = [unit["Id"] for unit in shown if unit.get("NeedDaemonReload") == "yes"]
     if stale:
         return wrong("unit_not_reloaded", unit=stale[0])
-    restarted = [f"{unit['Id']} {unit['NRestarts']} times" for unit in shown if unit.get("NRestarts", "0") != "0"]
+    restarted = [
+        f"{unit['Id']} {counted(int(unit['NRestarts']), 'time')}" for unit in shown if unit.get("NRestarts", "0") != "0"
+    ]
     if restarted:
         return wrong("unit_restarted", units=restarted, unit=restarted[0].split()[0])
     return passed(f"{len(shown)} run, none was restarted")

@@ -20,7 +20,8 @@ from textual.widgets import Button, Footer, RichLog
 from hive.agent_orders import orders_of
 from hive.client.client import path_of
 from hive.errors import HiveError
-from hive.tui.cells import count, one_line, size, some, span, state
+from hive.terminal_text import counted
+from hive.tui.cells import count, one_line, size, span, state
 from hive.tui.history import History
 from hive.tui.lines import ROLES, Line, LinePart, joined, line, rule, wrapped
 from hive.tui.panes import tokens_lines, tokens_title
@@ -72,7 +73,9 @@ def facts_of(row: AgentLine, view: Answer, *, now: float) -> list[Line]:
             f"RAM {size(row.rss_bytes)}{_age(row, now)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)} · "
             f"{count(row.in_flight)} in flight, {count(row.parked)} parked · {count(row.tokens_per_s)} tokens/s"
         ),
-        line(f"{some(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out since it was created"),
+        line(
+            f"{counted(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out since it was created"
+        ),
     ]
     more = [*_wakes(row), *beside(view)]
     return [*lines, joined(line(said) for said in more)] if more else lines
@@ -87,7 +90,7 @@ def _wakes(row: AgentLine) -> list[str]:
     if row.wakes is None:
         return []
     last = "" if row.last_wake_ms is None else f", last {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
-    return [f"{some(row.wakes, 'wake')}{last}", f"{some(row.pauses or 0, 'sleep')} since start"]
+    return [f"{counted(row.wakes, 'wake')}{last}", f"{counted(row.pauses or 0, 'sleep')} since start"]
 
 
 def why_of(row: AgentLine, view: Answer) -> str:
