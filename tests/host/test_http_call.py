@@ -15,19 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.host.http_call import (
-    HEAD_MAX_BYTES,
-    AnswerTooLarge,
-    CallFailed,
-    HttpAnswer,
-    HttpCall,
-    HungUp,
-    NotHttp,
-    calling,
-    connected_unix,
-    encode_request,
-    streams_of,
-)
+from hive.host.http_call import HttpCall, calling, connected_unix, streams_of
+from hive.http_answer import HEAD_MAX_BYTES, AnswerTooLarge, CallFailed, HttpAnswer, HungUp, NotHttp, encode_request
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd"
 NO_REASON = b"HTTP/1.1 204 \r\nConnection: keep-alive\r\n\r\n"
