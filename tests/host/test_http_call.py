@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -175,11 +173,3 @@ async def test_a_full_backlog_is_waited_for(short_path: Path) -> None:
         assert not waiting.done()
         listener.accept()[0].close()
         (await waiting).close()
-
-
-def test_neither_the_helper_nor_the_proxy_loads_httpx() -> None:
-    """It is 0.1 s of a start and 5.6 MiB, and for root's process a lot of code."""
-    program = "import sys, hive.sandbox.server, hive.proxy.server; print('httpx' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
-    )
