@@ -1,4 +1,4 @@
-"""What each process of Hive does without: a package that comes in by one import stays for as long as the process lives.
+"""Modules that each process of Hive does without: what one import brings stays as long as the process lives.
 
 `python benchmarks/memory.py --modules daemon` says what each import of a process costs.
 """

@@ -47,7 +47,7 @@ class WakeTimes:
 
 
 def _median(values: Iterable[float]) -> float:
-    """That of `statistics`, whose import is half a megabyte of the proxy.
+    """The median; to import `statistics` for it is half a megabyte of the proxy.
 
     >>> _median([3.0, 1.0, 2.0]), _median([4.0, 1.0])
     (2.0, 2.5)
