@@ -152,6 +152,17 @@ def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
     assert done.stdout.splitlines()[-1] == "loaded 5 []"
 
 
+def test_a_command_without_stdout_ends_with_its_code_and_no_traceback() -> None:
+    """A command ends itself at once (entry.py), and what it flushes before that may not be there."""
+    done = subprocess.run([sys.executable, "-m", "hive", "nonsense"], stderr=subprocess.PIPE, preexec_fn=_close_stdout)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def _close_stdout() -> None:
+    os.close(1)
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
