@@ -1,21 +1,19 @@
-"""Prometheus's text format: a metric is one row of a table, its values are handed in at each scrape.
+"""Prometheus's text format (version 0.0.4): a metric is one row of a table, its values are handed in at each scrape.
 
-prometheus-client only writes the format; counting is a dict look-up and an addition.
+Written here, as prometheus-client brings HTTP servers and clients along: 2.5 MB of the proxy and of the daemon each,
+and 11 ms of their start. It reads in the tests what is written here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import accumulate
+from math import isfinite
 from typing import NamedTuple
 
-from prometheus_client import Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HISTOGRAMS_AT_ONCE, SAMPLES_AT_ONCE = 8, 150
 """Of a metric in one piece: a line takes 3 µs."""
 
@@ -75,8 +73,43 @@ Values = Mapping[tuple[str, ...], float | Histogram]
 
 
 def written(row: MetricRow, values: Values) -> bytes:
-    """The metric's lines in a scrape."""
-    return generate_latest(_Just(_family(row, values)))
+    r"""The metric's lines in a scrape.
+
+    >>> row = MetricRow("waits", MetricKind.GAUGE, ("name", "of"), "So long.")
+    >>> print(written(row, {('say "hi"', "a\\b"): 2}).decode(), end="")
+    # HELP hive_waits So long.
+    # TYPE hive_waits gauge
+    hive_waits{name="say \"hi\"",of="a\\b"} 2.0
+    """
+    name = row.full_name
+    sentence = row.sentence.replace("\\", r"\\").replace("\n", r"\n")
+    lines = [f"# HELP {name} {sentence}", f"# TYPE {name} {row.kind}"]
+    for values_of, value in values.items():
+        labels = [f'{label}="{_escaped(text)}"' for label, text in zip(row.labels, values_of, strict=True)]
+        if isinstance(value, Histogram):
+            buckets = value.cumulative()
+            lines += [_line(f"{name}_bucket", [*labels, f'le="{bound}"'], count) for bound, count in buckets]
+            lines += [_line(f"{name}_count", labels, buckets[-1][1]), _line(f"{name}_sum", labels, value.total)]
+        else:
+            lines.append(_line(name, labels, value))
+    return "\n".join([*lines, ""]).encode()
+
+
+def _line(name: str, labels: list[str], value: float) -> str:
+    shown = f"{{{','.join(labels)}}}" if labels else ""
+    return f"{name}{shown} {_number(float(value))}"
+
+
+def _number(value: float) -> str:
+    """
+    >>> [_number(value) for value in (1.0, 1e300, float("inf"), -float("inf"), float("nan"))]
+    ['1.0', '1e+300', '+Inf', '-Inf', 'NaN']
+    """
+    return repr(value) if isfinite(value) else {"inf": "+Inf", "-inf": "-Inf"}.get(repr(value), "NaN")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def pieces(row: MetricRow, values: Values) -> Iterator[bytes]:
@@ -92,31 +125,3 @@ def pieces(row: MetricRow, values: Values) -> Iterator[bytes]:
     yield written(row, dict(told[:size]))
     for start in range(size, len(told), size):
         yield written(row, dict(told[start : start + size])).split(b"\n", 2)[2]
-
-
-class _Just:
-    """A collector of one metric: `generate_latest` takes nothing else."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        return [self._metric]
-
-
-def _family(row: MetricRow, values: Values) -> Metric:
-    name = row.prefix + row.name
-    match row.kind:
-        case MetricKind.HISTOGRAM:
-            histograms = HistogramMetricFamily(name, row.sentence, labels=row.labels)
-            for labels, value in values.items():
-                assert isinstance(value, Histogram)
-                histograms.add_metric(labels, value.cumulative(), value.total)
-            return histograms
-        case MetricKind.COUNTER:
-            family: Metric = CounterMetricFamily(name, row.sentence, labels=row.labels)
-        case MetricKind.GAUGE:
-            family = GaugeMetricFamily(name, row.sentence, labels=row.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)  # type: ignore[attr-defined]
-    return family

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -16,16 +16,18 @@ from hive.backends.conversation import ControlAnswer
 from hive.domain import origin_of
 from hive.errors import BackendDown, BackendTimeout, ConfigError, UsageError
 from hive.host.access import NO_ACCESS, RemoteAccess, context, why_untrusted
-from hive.http_client import httpx
+from hive.host.http_call import calling, dialled
+from hive.http_answer import CallFailed, encode_request
 
 ANSWER_S = 2.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
 FAR_ANSWER_S = 5.0
 """Of a server on another machine: a name is looked up, and TLS takes three ways there and back."""
+_HOST = re.compile(r"[A-Za-z0-9._-]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 """The path before `/v1`; a proxy sends it as it is."""
-_ACCEPT = {"accept": "application/json"}
-_JSON = _ACCEPT | {"content-type": "application/json"}
+_ACCEPT = {"Accept": "application/json"}
+_JSON = _ACCEPT | {"Content-Type": "application/json"}
 
 
 def parse_address(text: str) -> str:
@@ -44,25 +46,35 @@ def parse_address(text: str) -> str:
     if text.startswith("unix:///"):
         return text.removeprefix("unix://")
     try:
-        url = httpx.URL(text if "://" in text else f"http://{text}")
-    except httpx.InvalidURL as error:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = _host_in(url), url.port
+    except ValueError as error:
         raise UsageError(f"`{without_secrets(text)}` is no backend address: {error}") from None
-    if url.userinfo or url.query:  # not repeated: it may be a key
+    if "@" in url.netloc or url.query:  # not repeated: it may be a key
         raise UsageError(
             "a backend's address carries no user, no password and no query",
             hint="the key goes into a file: backend_api_key_file of [inference]",
         )
-    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/").removesuffix("/v1")
-    if url.scheme not in ("http", "https") or not url.host or not _PATH.fullmatch(path) or url.fragment:
+    path = url.path.rstrip("/").removesuffix("/v1")
+    if url.scheme not in ("http", "https") or not host or not _PATH.fullmatch(path) or url.fragment:
         raise UsageError(
             f"`{without_secrets(text)}` is no backend address",
             hint="write http://host:port, https://host/v1, host:port, or unix:///path/to.sock",
         )
-    host = url.raw_host.decode("ascii")
-    host = f"[{host}]" if ":" in host else host
     if url.scheme == "http" and not path:
-        return f"{host}:{url.port or 80}"
-    return f"{url.scheme}://{host}{'' if url.port is None else f':{url.port}'}{path}"
+        return f"{host}:{80 if port is None else port}"
+    is_usual = port in (None, 443 if url.scheme == "https" else 80)
+    return f"{url.scheme}://{host}{'' if is_usual else f':{port}'}{path}"
+
+
+def _host_in(url: SplitResult) -> str:
+    """The name as it is looked up, in brackets where it is an IPv6 address; empty where there is none. ValueError."""
+    name = (url.hostname or "").encode("idna").decode()
+    if ":" in name:
+        return f"[{name}]"
+    if name and not _HOST.fullmatch(name):
+        raise ValueError("that is no name of a host")
+    return name
 
 
 def without_secrets(text: str) -> str:
@@ -106,40 +118,24 @@ async def _ask(
     address: str, method: str, path: str, body: bytes | None, within_s: float, access: RemoteAccess
 ) -> ControlAnswer:
     origin = origin_of(address)
-    socket = origin.dialled if origin.dialled.startswith("/") else None
-    # Ollama on loopback refuses unknown Host names, so a socket is asked as localhost.
-    base = "http://localhost" if socket else address if "://" in address else f"http://{address}"
     try:
-        verify: ssl.SSLContext | bool = context(access) if origin.tls else False
+        tls = context(access) if origin.tls else None
     except ConfigError as error:
         raise BackendDown(error.message, hint=error.hint) from None
-    fields = (_JSON if body else _ACCEPT) | ({"authorization": f"Bearer {access.key}"} if access.key else {})
-    transport = httpx.AsyncHTTPTransport(uds=socket, verify=verify, trust_env=False)
+    # Ollama on loopback refuses unknown Host names, so a socket is asked as localhost.
+    host = origin.host if "://" in address or address.startswith("/") else address
+    fields = {"Host": host, "Connection": "close"} | (_ACCEPT if body is None else _JSON)
+    if access.key:
+        fields["Authorization"] = f"Bearer {access.key}"
+    request = encode_request(method, origin.prefix + path, fields, body)
     try:
-        async with (
-            asyncio.timeout(within_s),
-            httpx.AsyncClient(transport=transport, base_url=base, timeout=within_s, trust_env=False) as client,
-            client.stream(method, path, content=body, headers=fields) as response,
-        ):
-            return ControlAnswer(
-                status=response.status_code,
-                headers={name.lower(): value for name, value in response.headers.items()},
-                body=await _whole(response),
-            )
-    except (TimeoutError, httpx.TimeoutException):
+        async with asyncio.timeout(within_s), calling(dialled(origin.dialled, tls), request) as call:
+            return ControlAnswer(await call.status(), call.fields, await call.body(ANSWER_MAX_BYTES))
+    except TimeoutError:
         raise BackendTimeout(f"{address} did not answer {method} {path} within {within_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        why = why_untrusted(error) or error or type(error).__name__
+    except (CallFailed, OSError, ValueError) as error:  # ValueError: no name of a host (IDNA)
+        why = why_untrusted(error) or str(error) or type(error).__name__
         raise BackendDown(f"{address} does not answer {method} {path}: {why}") from None
-
-
-async def _whole(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > ANSWER_MAX_BYTES:
-            raise ValueError(f"the answer is larger than {ANSWER_MAX_BYTES} bytes")
-    return bytes(body)
 
 
 async def text(

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
 from hive.errors import BackendDown, BackendTimeout, HiveError, NotFound
-from hive.http_client import httpx
+from hive.host.http_call import HttpCall, calling, dialled
+from hive.http_answer import CallFailed, encode_request
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
@@ -75,15 +77,17 @@ async def pull(address: str, model: str, on_step: Callable[[PullProgress], None]
     said, BackendTimeout where it says nothing for `SILENCE_S`.
     """
     layers = Layers()
+    now = asyncio.get_running_loop().time
     try:
         async with (
-            _client(address, SILENCE_S) as client,
-            client.stream("POST", "/api/pull", json={"model": model, "stream": True}) as response,
+            asyncio.timeout(SILENCE_S) as silence,
+            _asked(address, "POST", "/api/pull", {"model": model, "stream": True}) as call,
         ):
-            if response.status_code != 200:
-                raise _refused(response.status_code, await response.aread(), model)
+            if (status := await call.status()) != 200:
+                raise _refused(status, await call.body(LINE_MAX_BYTES), model)
             pending = b""
-            async for piece in response.aiter_bytes():
+            async for piece in call.pieces():
+                silence.reschedule(now() + SILENCE_S)
                 *lines, pending = (pending + piece).split(b"\n")
                 for line in lines:
                     if line.strip():
@@ -92,10 +96,10 @@ async def pull(address: str, model: str, on_step: Callable[[PullProgress], None]
                     raise BackendDown("Ollama's answer to a pull is none")
             if pending.strip():
                 on_step(layers.take(pending))
-    except httpx.TimeoutException:
+    except TimeoutError:
         raise BackendTimeout(f"Ollama said nothing of the pull for {SILENCE_S:g} s") from None
-    except (httpx.HTTPError, OSError) as error:
-        raise BackendDown(f"the pull broke off: {error or type(error).__name__}", hint=ALONE) from None
+    except (CallFailed, OSError) as error:
+        raise BackendDown(f"the pull broke off: {str(error) or type(error).__name__}", hint=ALONE) from None
     if not layers.succeeded:
         raise BackendDown("the pull broke off before it was done", hint="pull it again: what came is kept")
 
@@ -103,22 +107,24 @@ async def pull(address: str, model: str, on_step: Callable[[PullProgress], None]
 async def delete(address: str, model: str) -> None:
     """Has the Ollama at `address` forget `model`. Raises NotFound, BackendDown, BackendTimeout."""
     try:
-        async with asyncio.timeout(DELETED_WITHIN_S), _client(address, DELETED_WITHIN_S) as client:
-            response = await client.request("DELETE", "/api/delete", json={"model": model})
-    except (TimeoutError, httpx.TimeoutException):
+        async with (
+            asyncio.timeout(DELETED_WITHIN_S),
+            _asked(address, "DELETE", "/api/delete", {"model": model}) as call,
+        ):
+            status, body = await call.status(), await call.body(LINE_MAX_BYTES)
+    except TimeoutError:
         raise BackendTimeout(f"Ollama did not remove it within {DELETED_WITHIN_S:g} s") from None
-    except (httpx.HTTPError, OSError) as error:
-        raise BackendDown(f"Ollama does not answer: {error or type(error).__name__}") from None
-    if response.status_code != 200:
-        raise _refused(response.status_code, response.content, model)
+    except (CallFailed, OSError) as error:
+        raise BackendDown(f"Ollama does not answer: {str(error) or type(error).__name__}") from None
+    if status != 200:
+        raise _refused(status, body, model)
 
 
-def _client(address: str, silence_s: float) -> httpx.AsyncClient:
-    socket = address if address.startswith("/") else None
-    transport = httpx.AsyncHTTPTransport(uds=socket, verify=False, trust_env=False)
-    clocks = httpx.Timeout(silence_s, connect=CONNECT_S)
-    base = "http://localhost" if socket else f"http://{address}"
-    return httpx.AsyncClient(transport=transport, base_url=base, timeout=clocks, trust_env=False)
+def _asked(address: str, method: str, path: str, body: object) -> AbstractAsyncContextManager[HttpCall]:
+    host = "localhost" if address.startswith("/") else address
+    fields = {"Host": host, "Connection": "close", "Content-Type": "application/json"}
+    request = encode_request(method, path, fields, msgspec.json.encode(body))
+    return calling(dialled(address, within_s=CONNECT_S), request)
 
 
 def _refused(status: int, body: bytes, model: str) -> HiveError:

@@ -541,11 +541,6 @@ def _root_options(
     """The options that may stand before the command."""
 
 
-def run() -> None:
-    """The `hive` program."""
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Does what `arguments` say and returns the exit code. No expected failure ends in a traceback.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from hive.client.client import ANSWER_MAX_BYTES
 from hive.errors import DependencyDown, HiveError, TimedOut, by_code
-from hive.http_client import httpx
+from hive.host.http_call import calling, dialled
+from hive.http_answer import CallFailed, encode_request
 
 ANSWER_S = 5.0
 Answer = dict[str, Any]
@@ -21,20 +23,6 @@ class AsyncClient:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), verify=False, trust_env=False),
-            base_url="http://hive",
-            trust_env=False,
-        )
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._client.aclose()
 
     async def get(self, target: str, *, within_s: float = ANSWER_S) -> Answer:
         """The answer to `GET target`, a JSON object."""
@@ -51,22 +39,27 @@ class AsyncClient:
         self, method: str, target: str, body: Mapping[str, object] | bytes | None, within_s: float
     ) -> Answer:
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        headers = {"content-type": "application/json"} if content is not None else {}
+        fields = {"Host": "hive", "Connection": "close"}
+        if content is not None:
+            fields["Content-Type"] = "application/json"
+        request = encode_request(method, target, fields, content)
         try:
-            response = await self._client.request(method, target, content=content, headers=headers, timeout=within_s)
-        except httpx.TimeoutException:
+            async with asyncio.timeout(within_s), calling(dialled(str(self._socket)), request) as call:
+                status, said = await call.status(), await call.body(ANSWER_MAX_BYTES)
+        except TimeoutError:
             raise TimedOut(f"the daemon did not answer {method} {target} within {within_s:g} s") from None
-        except (httpx.HTTPError, OSError) as error:
-            raise DependencyDown(f"the daemon does not answer on {self._socket}: {error}") from None
-        return _answer(response)
+        except (CallFailed, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise DependencyDown(f"the daemon does not answer on {self._socket}: {why}") from None
+        return _answer(target, status, said)
 
 
-def _answer(response: httpx.Response) -> Answer:
+def _answer(target: str, status: int, said: bytes) -> Answer:
     try:
-        found = msgspec.json.decode(response.content or b"{}", type=Answer)
+        found = msgspec.json.decode(said or b"{}", type=Answer)
     except msgspec.DecodeError:
-        raise HiveError(f"the daemon answers {response.request.url.path} with something else than JSON") from None
-    if response.is_success:
+        raise HiveError(f"the daemon answers {target} with something else than JSON") from None
+    if 200 <= status < 300:
         return found
-    title = str(found.get("detail") or found.get("title") or f"status {response.status_code}")
-    raise by_code(str(found.get("code", "")), response.status_code)(title, hint=str(found.get("hint") or ""))
+    title = str(found.get("detail") or found.get("title") or f"status {status}")
+    raise by_code(str(found.get("code", "")), status)(title, hint=str(found.get("hint") or ""))

@@ -7,12 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from http.client import IncompleteRead
 from typing import Any
 
+from hive.http_answer import HEAD_MAX_BYTES, AnswerTooLarge, HungUp
 from hive.shapes.exec_frames import PIECE_BYTES, PROTOCOL, SIZE, TAKEN, WINDOW_BYTES, FrameKind, FrameReader, pack
-
-HEAD_MAX_BYTES = 64 * 1024
 
 
 def begin(sock: socket.socket, target: str) -> tuple[int, bytes, bytes]:
@@ -23,7 +21,7 @@ def begin(sock: socket.socket, target: str) -> tuple[int, bytes, bytes]:
     while b"\r\n\r\n" not in answer:
         answer += _some(sock)
         if len(answer) > HEAD_MAX_BYTES:
-            raise IncompleteRead(answer)
+            raise AnswerTooLarge(HEAD_MAX_BYTES)
     head, _, rest = answer.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     length = next((int(line[15:]) for line in lines if line.lower().startswith("content-length:")), 0)
@@ -36,7 +34,7 @@ def begin(sock: socket.socket, target: str) -> tuple[int, bytes, bytes]:
 def _some(sock: socket.socket) -> bytes:
     data = sock.recv(PIECE_BYTES)
     if not data:
-        raise IncompleteRead(b"")
+        raise HungUp("the connection ended before the answer did")
     return data
 
 

@@ -23,7 +23,8 @@ from hive.agents.roster import Roster
 from hive.audit.audit_log import AuditLog
 from hive.domain import ALIVE, Agent, AgentStatus, MessageState, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
-from hive.http_client import httpx
+from hive.host.http_call import HttpCall, calling, dialled
+from hive.http_answer import CallFailed, encode_request
 from hive.link.proxy_link import ProxyGates
 from hive.store import messages
 from hive.store.database import Database
@@ -153,13 +154,7 @@ class MessageDelivery:
         self._token = token
         self._rounds: dict[str, _Round] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-            ),
-            timeout=httpx.Timeout(answer_s + BEYOND_PROXY_S, connect=CONNECT_S, pool=None),
-            trust_env=False,
-        )
+        self._head_s = answer_s + BEYOND_PROXY_S
 
     def __repr__(self) -> str:
         return f"<MessageDelivery {len(self._rounds)} agents with messages>"
@@ -184,7 +179,6 @@ class MessageDelivery:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._http.aclose()
 
     def proxy_here(self) -> None:
         """The way to the agents is open (again)."""
@@ -311,19 +305,25 @@ class MessageDelivery:
             fate = AttemptFate.LATER if status in ALIVE else AttemptFate.BLOCKED
             return DeliveryOutcome(fate, f"{life.agent.name} could not be woken: it is {status}")
         spec = life.agent.spec
-        path = f"/agents/{spec.name}{spec.inbox}".encode()
-        url = httpx.URL(scheme="http", host="127.0.0.1", port=self._proxy_link.ingress_port, raw_path=path)
+        address = f"127.0.0.1:{self._proxy_link.ingress_port}"
         head = {
-            "content-type": "application/json",
-            "idempotency-key": message.id,
-            "x-hive-token": self._token(life.agent),
+            "Host": address,
+            "Content-Type": "application/json",
+            "Idempotency-Key": message.id,
+            "X-Hive-Token": self._token(life.agent),
+            "Connection": "close",
         }
         told = {"id": message.id, "text": message.text, "from": message.sender, "sent_at": message.sent_at}
+        target = f"/agents/{spec.name}{spec.inbox}"
+        request = encode_request("POST", target, head, msgspec.json.encode(told))
+        opening = dialled(address, within_s=CONNECT_S)
         try:
-            async with self._http.stream("POST", url, headers=head, content=msgspec.json.encode(told)) as answer:
-                return _read(answer, await _beginning(answer))
-        except (httpx.HTTPError, OSError) as error:
-            return DeliveryOutcome(AttemptFate.LATER, f"the proxy broke off: {error or type(error).__name__}")
+            async with asyncio.timeout(self._head_s) as head_only, calling(opening, request) as call:
+                answered = await call.status()
+                head_only.reschedule(None)
+                return _read(answered, call, await _beginning(call))
+        except (CallFailed, OSError) as error:
+            return DeliveryOutcome(AttemptFate.LATER, f"the proxy broke off: {str(error) or type(error).__name__}")
 
     def _obstacle(self, life: AgentLifecycle) -> str | None:
         """The condition that has to change before an attempt makes sense."""
@@ -374,19 +374,19 @@ async def _until(happened: asyncio.Event, within_s: float) -> None:
         return
 
 
-async def _beginning(answer: httpx.Response) -> bytes:
+async def _beginning(call: HttpCall) -> bytes:
     """Reads the useful part of the body. The head has decided: an agent that breaks off then changes nothing."""
     body = b""
-    with contextlib.suppress(TimeoutError, httpx.HTTPError):
+    with contextlib.suppress(CallFailed, OSError):
         async with asyncio.timeout(ANSWER_S):
-            async for piece in answer.aiter_raw():
+            async for piece in call.pieces():
                 body += piece
                 if len(body) > ANSWER_MAX_BYTES:
                     break
     return body[:ANSWER_MAX_BYTES]
 
 
-def _read(answer: httpx.Response, body: bytes) -> DeliveryOutcome:
+def _read(status: int, call: HttpCall, body: bytes) -> DeliveryOutcome:
     text = " ".join(body.decode(errors="replace").split())
     by_hive = False
     try:
@@ -395,9 +395,9 @@ def _read(answer: httpx.Response, body: bytes) -> DeliveryOutcome:
         text = found["message"] if by_hive else text
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
         pass  # the agent's own words
-    later = answer.headers.get("retry-after", "")
+    later = call.fields.get("retry-after", "")
     return judge(
-        answer.status_code,
+        status,
         str(text)[:ERROR_MAX_CHARS],
         by_hive=by_hive,
         retry_after_s=float(later) if later.isdecimal() and len(later) < 6 else 0.0,

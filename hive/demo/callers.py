@@ -17,7 +17,8 @@ from hive.demo.agents import DEMO_AGENTS, DemoAgent
 from hive.demo.port_claims import PortClaims
 from hive.domain import ALIVE, AgentSpec, Tier
 from hive.errors import HiveError
-from hive.http_client import httpx
+from hive.host.http_call import calling, dialled
+from hive.http_answer import CallFailed, encode_request
 from hive.settings.table import Paths
 from hive.tasks import spawn
 
@@ -26,6 +27,7 @@ log = logging.getLogger("hive.demo")
 READY_S = 90.0
 """Longest time for a sample agent to build its heap and listen; a second or two on an idle machine."""
 TURN_S = 330.0
+ANSWER_MAX_BYTES = 1024 * 1024
 START_S = 30.0
 SETTINGS = {"sleep.check_s": 1, "sleep.minimum_awake_s": 1}
 """Settings of the demo where hive.conf has none: agents fall asleep within seconds (design.md §3)."""
@@ -110,26 +112,26 @@ class Demo:
         """One caller after the other, each so late that the agent has fallen asleep meanwhile."""
         idle_s = spec.idle_s or 0.0
         tokens = await self._daemon.get(f"/api/agents/{spec.name}/tokens")
-        address = f"http://127.0.0.1:{self._ingress_port}/agents/{spec.name}"
-        transport = httpx.AsyncHTTPTransport(verify=False, trust_env=False)
-        headers = {"X-Hive-Token": str(tokens["ingress"])}
-        async with httpx.AsyncClient(transport=transport, trust_env=False, headers=headers, timeout=TURN_S) as client:
-            if not await self._listens(spec):
-                return
-            previous = await self._one_turn(client, f"{address}/turn", spec.name, None)
-            while not await self._leaves_within(random.uniform(idle_s + 2, idle_s + 8)):
-                previous = await self._one_turn(client, f"{address}/turn", spec.name, previous)
+        if not await self._listens(spec):
+            return
+        previous = await self._one_turn(spec.name, str(tokens["ingress"]), None)
+        while not await self._leaves_within(random.uniform(idle_s + 2, idle_s + 8)):
+            previous = await self._one_turn(spec.name, str(tokens["ingress"]), previous)
 
-    async def _one_turn(self, client: httpx.AsyncClient, url: str, name: str, previous: int | None) -> int | None:
+    async def _one_turn(self, name: str, token: str, previous: int | None) -> int | None:
         """The number of the turn that was taken; None where it is not known whether one was."""
+        address = f"127.0.0.1:{self._ingress_port}"
+        fields = {"Host": address, "X-Hive-Token": token, "Content-Type": "application/json", "Connection": "close"}
+        body = msgspec.json.encode({"say": random.choice(SAYINGS)})
+        request = encode_request("POST", f"/agents/{name}/turn", fields, body)
         try:
-            response = await client.post(url, json={"say": random.choice(SAYINGS)})
-            response.raise_for_status()
-            turn = msgspec.json.decode(response.content, type=Turn)
-        except httpx.HTTPStatusError as error:
-            self._count(name, f"status {error.response.status_code}: {error.response.text[:300]}")
-            return None
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            async with asyncio.timeout(TURN_S), calling(dialled(address), request) as call:
+                status, said = await call.status(), await call.body(ANSWER_MAX_BYTES)
+            if not 200 <= status < 300:
+                self._count(name, f"status {status}: {said[:300].decode(errors='replace')}")
+                return None
+            turn = msgspec.json.decode(said, type=Turn)
+        except (CallFailed, OSError, msgspec.DecodeError) as error:
             self._count(name, f"{type(error).__name__}: {error}")
             return None
         wrong = judge(previous, turn)

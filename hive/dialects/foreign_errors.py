@@ -3,7 +3,6 @@ become Hive's own, so that each client's error class comes out of them. Pure."""
 
 from __future__ import annotations
 
-import html
 import re
 
 import msgspec
@@ -85,6 +84,8 @@ def shown(body: bytes) -> str:
     """
     text = _COLOUR.sub("", words_of(body))
     if text.startswith("<"):
+        import html  # its table of entities is 0.4 MB, and few servers answer with a page
+
         title = _TITLE.search(text)
         text = html.unescape(_NO_TEXT.sub(" ", title[1] if title is not None else text))
     elif _TRACEBACK in text:

@@ -135,15 +135,7 @@ def _context(ca_file: str, changed_at: int) -> ssl.SSLContext:  # noqa: ARG001 -
 
 
 def why_untrusted(error: BaseException) -> str:
-    """The fault in a server's certificate or its TLS, a sentence; empty where `error` is about something else.
-
-    httpx wraps the error of `ssl`, so its causes are looked at as well.
-    """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {seen.verify_message}"
-        if isinstance(seen, ssl.SSLError):
-            return f"no TLS could be agreed on: {seen.reason or seen}"
-        seen = seen.__cause__ or seen.__context__
-    return ""
+    """The fault in a server's certificate or its TLS, a sentence; empty where `error` is about something else."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return f"no TLS could be agreed on: {error.reason or error}" if isinstance(error, ssl.SSLError) else ""

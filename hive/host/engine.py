@@ -24,18 +24,8 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
-from hive.host.http_call import (
-    READ_BYTES,
-    AnswerTooLarge,
-    CallFailed,
-    HttpAnswer,
-    HttpCall,
-    HungUp,
-    calling,
-    connected_unix,
-    encode_request,
-    streams_of,
-)
+from hive.host.http_call import READ_BYTES, HttpCall, calling, connected_unix, streams_of
+from hive.http_answer import AnswerTooLarge, CallFailed, HttpAnswer, HungUp, encode_request
 
 WANTED = (1, 41)
 """The API this is written for: Docker 20.10 and all later ones that still speak it, Podman 4."""

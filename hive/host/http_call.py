@@ -1,7 +1,7 @@
 """One HTTP/1.1 request and its answer, on a connection of its own: asyncio and llhttp, no pool, no redirects.
 
-The client for what is asked of a program of this host: the Docker engine, a VMM, the daemon's REST API. The caller sets
-the time limit and gives the answer its meaning.
+The client of every control question: to a backend, the Docker engine, a VMM, the daemon's REST API. The caller sets the
+time limit and gives the answer its meaning.
 """
 
 from __future__ import annotations
@@ -10,139 +10,18 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
-import httptools
-
+from hive.http_answer import AnswerTooLarge, HttpAnswer
 from hive.paths import SUN_PATH_MAX
 
 READ_BYTES = 65536
-HEAD_MAX_BYTES = 64 * 1024
 AGAIN_S = 0.005
 """Between attempts at a unix socket whose backlog is full: the kernel does not report when that has room."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class CallFailed(Exception):
-    """No whole answer came, although there was a connection."""
-
-
-class HungUp(CallFailed):
-    """The connection ended before the answer did."""
-
-
-class NotHttp(CallFailed):
-    """The bytes that came are no HTTP. `begin`: the first of the last ones."""
-
-    def __init__(self, why: str, begin: bytes) -> None:
-        super().__init__(why)
-        self.begin = begin
-
-
-class AnswerTooLarge(CallFailed):
-    """The answer has more bytes than the caller takes."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the answer is larger than {limit} bytes")
-
-
-# --- bytes -------------------------------------------------------------------------------------------------------
-
-
-def encode_request(method: str, target: str, fields: Mapping[str, str], body: bytes | None = None) -> bytes:
-    """The bytes of a request: `fields` as they are, and the length of `body`, where it has one. Never chunked.
-
-    >>> encode_request("GET", "/", {"Host": "localhost"})
-    b'GET / HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n'
-    >>> encode_request("PUT", "/vm", {"Host": "localhost"}, b"{}")
-    b'PUT /vm HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 2\\r\\n\\r\\n{}'
-    """
-    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-    if body is not None:
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")
-
-
-class HttpAnswer:
-    """One answer, as it comes. `headed`: its head is whole; `complete`: its body is, too.
-
-    >>> answer = HttpAnswer()
-    >>> answer.feed(b"HTTP/1.1 200 OK\\r\\nContent-Length: 4\\r\\n\\r\\nab")
-    >>> answer.status, answer.complete, answer.take()
-    (200, False, b'ab')
-    >>> answer.feed(b"cd")
-    >>> answer.complete, answer.take()
-    (True, b'cd')
-    """
-
-    def __init__(self) -> None:
-        self.headed = False
-        self.complete = False
-        self.declared: int | None = None
-        """Bytes of its body, as its head says."""
-        self.retry_after_s: float | None = None
-        self._is_chunked = False
-        self._head_bytes = 0
-        self._pieces: list[bytes] = []
-        self._parser = httptools.HttpResponseParser(self)
-
-    @property
-    def status(self) -> int:
-        return int(self._parser.get_status_code())
-
-    def feed(self, data: bytes) -> None:
-        """Takes the next bytes of the connection, or none at its end. Raises HungUp, NotHttp, AnswerTooLarge.
-
-        A body without a length goes to the end of the connection. Bytes behind the answer are ignored.
-        """
-        if self.complete:
-            return
-        if not data:
-            if not self.headed or self.declared is not None or self._is_chunked:
-                raise HungUp("the connection ended before the answer did")
-            self.complete = True
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.complete = True
-        except httptools.HttpParserError as error:
-            if not self.complete:
-                raise NotHttp(str(error), data[:40]) from None
-        if not self.headed:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_MAX_BYTES:
-                raise AnswerTooLarge(HEAD_MAX_BYTES)
-
-    def take(self) -> bytes:
-        """The part of the body that came since the last time."""
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
-        return taken
-
-    # What the parser calls.
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-length":
-            self.declared = int(value)
-        elif name.lower() == b"transfer-encoding":
-            self._is_chunked = True
-        elif name.lower() == b"retry-after" and value.isdigit():
-            self.retry_after_s = float(value[:9])
-
-    def on_headers_complete(self) -> None:
-        self.headed = True
-
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-
-# --- connections -------------------------------------------------------------------------------------------------
 
 
 async def connected_unix(path: Path) -> socket.socket:
@@ -186,6 +65,15 @@ async def streams_of(sock: socket.socket) -> Streams:
         raise
 
 
+async def dialled(where: str, tls: ssl.SSLContext | None = None, *, within_s: float | None = None) -> Streams:
+    """A connection to `where`, the path of a socket or `host:port`. Raises OSError, ValueError for what is neither."""
+    async with asyncio.timeout(within_s):
+        if where.startswith("/"):
+            return await streams_of(await connected_unix(Path(where)))
+        host, _, port = where.rpartition(":")
+        return await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls, limit=READ_BYTES)
+
+
 class HttpCall:
     """A request that was sent, and its answer as it is read. Every method raises OSError and CallFailed."""
 
@@ -202,7 +90,13 @@ class HttpCall:
     @property
     def retry_after_s(self) -> float | None:
         """Seconds until it may be asked again, as its head says; None where that says nothing."""
-        return self._answer.retry_after_s
+        said = self._answer.fields.get("retry-after", "")
+        return float(said[:9]) if said.isascii() and said.isdigit() else None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """`HttpAnswer.fields`."""
+        return self._answer.fields
 
     async def body(self, limit: int) -> bytes:
         """The whole body; AnswerTooLarge where it has more than `limit` bytes."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hive.errors import HiveError
-from hive.host.http_call import HttpCall, calling, connected_unix, encode_request, streams_of
+from hive.host.http_call import HttpCall, calling, connected_unix, streams_of
+from hive.http_answer import encode_request
 from hive.link.jobs import AskExecIn, EndExecIn, ExecIn
 from hive.link.link import Link
 from hive.link.messages import Done

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from hive.host.http_call import CallFailed, HttpCall
+from hive.host.http_call import HttpCall
+from hive.http_answer import CallFailed
 from hive.jobs.access import JobAccess
 from hive.jobs.running import Tool, ToolFailed, cut
 from hive.jobs.tool_specs import FunctionSpec

@@ -24,7 +24,8 @@ from hive.dialects.openai_responses_background import (
     failed_event,
     recorded,
 )
-from hive.host.http_call import CallFailed, HttpCall
+from hive.host.http_call import HttpCall
+from hive.http_answer import CallFailed
 from hive.jobs.access import JobAccess
 from hive.jobs.ending import JobEnding, completed, failed
 from hive.jobs.exit_tools import EXIT_TOOLS, ending_names

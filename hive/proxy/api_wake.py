@@ -14,7 +14,8 @@ import msgspec
 from hive.domain import AgentStatus
 from hive.errors import ConfigError, DependencyDown, NotFound, TimedOut, by_code
 from hive.host.credentials import credential
-from hive.host.http_call import CallFailed, calling, encode_request
+from hive.host.http_call import calling
+from hive.http_answer import CallFailed, encode_request
 
 log = logging.getLogger("hive.proxy")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Iterable
 
 REMEMBERED = 64
 """Wakes of all agents together: few enough to forget a busy hour within minutes, enough for a median."""
@@ -27,7 +27,7 @@ class WakeTimes:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     def __repr__(self) -> str:
-        middle = f", median {median(self._took) * 1e3:.1f} ms" if self._took else ""
+        middle = f", median {_median(self._took) * 1e3:.1f} ms" if self._took else ""
         return f"<WakeTimes {len(self._took)} wakes{middle}>"
 
     def took(self, wake_s: float) -> None:
@@ -43,4 +43,15 @@ class WakeTimes:
         (5.0, 1.0)
         """
         longer = [wake_s - waited_s for wake_s in self._took if wake_s > waited_s]
-        return min(LATEST_S, max(SOONEST_S, median(longer) if longer else waited_s))
+        return min(LATEST_S, max(SOONEST_S, _median(longer) if longer else waited_s))
+
+
+def _median(values: Iterable[float]) -> float:
+    """The median; to import `statistics` for it is half a megabyte of the proxy.
+
+    >>> _median([3.0, 1.0, 2.0]), _median([4.0, 1.0])
+    (2.0, 2.5)
+    """
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[~middle]) / 2

@@ -21,7 +21,7 @@ from pathlib import Path
 from hive.errors import ConfigError, HiveError, TimedOut
 from hive.host import limits
 from hive.host.cgroup import Leaf, Subtree, state_label
-from hive.host.http_call import CallFailed, calling, connected_unix, encode_request, streams_of
+from hive.host.http_call import calling, connected_unix, streams_of
 from hive.host.memory_group import held_by_group, held_by_processes, make_below_own
 from hive.host.process import (
     CLOCK_TICKS,
@@ -33,6 +33,7 @@ from hive.host.process import (
     wait_until_over,
 )
 from hive.host.tail import last_lines
+from hive.http_answer import CallFailed, encode_request
 from hive.link.slots import ProcessState, SlotGrant
 from hive.paths import SUN_PATH_MAX
 from hive.sandbox.log_pipes import AgentOutput, LogPipes

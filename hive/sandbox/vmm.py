@@ -16,16 +16,8 @@ import msgspec
 
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
-from hive.host.http_call import (
-    AGAIN_S,
-    CallFailed,
-    HungUp,
-    NotHttp,
-    calling,
-    connected_unix,
-    encode_request,
-    streams_of,
-)
+from hive.host.http_call import AGAIN_S, calling, connected_unix, streams_of
+from hive.http_answer import CallFailed, HungUp, NotHttp, encode_request
 from hive.link.server import peer_of
 
 NOT_STARTED, RUNNING, PAUSED = "Not started", "Running", "Paused"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hive.errors import ConfigError, DependencyDown, HiveError, NotPermitted, StoreFull
+
+if TYPE_CHECKING:
+    import sqlite3
 
 ENOUGH_BYTES = 256 * 1024
 """A new database needs 110 KiB: its tables, the write-ahead log, 32 KiB of shared memory."""
@@ -36,6 +39,8 @@ def os_error(error: OSError, path: Path) -> HiveError:
 
 def sqlite_error(error: sqlite3.Error, path: Path) -> HiveError:
     """The error to raise where SQLite failed. Raises nothing itself, so that it can be used in any `except`."""
+    import sqlite3  # 0.7 MB, and the proxy needs `os_error` alone
+
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _little_space(path)):
         return StoreFull(f"the disk of {path} is full", hint=f"free some space on the disk of {path.parent}")
@@ -55,6 +60,8 @@ def sqlite_error(error: sqlite3.Error, path: Path) -> HiveError:
 
 def is_corrupt(error: sqlite3.Error) -> bool:
     """Whether the file is no (whole) database."""
+    import sqlite3  # as above
+
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 

@@ -110,8 +110,6 @@ class OwnHive:
 
     async def end(self, hurry: asyncio.Event) -> None:
         """Ends all of it in order, agents first; faster once `hurry` is set. Raises HiveError where something stays."""
-        if self._daemon is not None:
-            await self._daemon.close()
         if self._up is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._up.send_signal(signal.SIGTERM)

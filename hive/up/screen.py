@@ -7,18 +7,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TextIO, cast
+from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from hive.files.log_file import LogFile
 from hive.log_lines import PROBLEM, without_priority
 from hive.terminal_text import counted, wants_colour
 from hive.up.lines import TerminalWriter, is_routine, prefixed
-from hive.up.table import Row, live_table, plain_table
+from hive.up.table import Row, plain_table
+
+if TYPE_CHECKING:
+    from hive.up.live_table import LiveTable
 
 PLAIN_EVERY_S = 10.0
 PAINT_EVERY_S = 0.25
@@ -41,7 +41,7 @@ class Screen:
         self._err = TerminalWriter(STDERR)
         self._coloured = wants_colour(is_terminal=self._err.isatty(), env=os.environ)
         self._is_live = not json and self._out.isatty() and os.environ.get("TERM") != "dumb"
-        self._live: Live | None = None
+        self._live: LiveTable | None = None
         self._head = ""
         self._views: Sequence[Row] = ()
         self._unpainted: deque[str] = deque(maxlen=UNPAINTED_MAX)
@@ -119,9 +119,9 @@ class Screen:
         self._wipe()
         if self._is_live:
             if self._live is None:
-                console = Console(file=cast(TextIO, self._out), no_color=not self._coloured)
-                self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-                self._live.start()
+                from hive.up.live_table import LiveTable
+
+                self._live = LiveTable(self._out, coloured=self._coloured)
             self._views, self._head = views, head
             self._paint_in_time()
         elif self._plain_shown_at is None or now - self._plain_shown_at >= PLAIN_EVERY_S:
@@ -149,17 +149,12 @@ class Screen:
         if self._live is None:
             return
         self._painted_at = time.monotonic()
-        console = self._live.console
-        lines = list(self._unpainted)[-console.size.height :]
+        lines = list(self._unpainted)[-self._live.height :]
         if self._said > len(lines):
             lines.insert(0, f"… {counted(self._said - len(lines), 'line')} more: hive logs")
         self._unpainted.clear()
         self._said = 0
-        self._live.update(live_table(self._views, head=self._head, rows=console.size.height * 2 // 3))
-        if lines:
-            console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)  # draws the table below them too
-        else:
-            self._live.refresh()
+        self._live.draw(self._views, lines, head=self._head)
 
     def result(self, summary: Mapping[str, object]) -> None:
         """The one JSON object, on stdout."""
@@ -171,4 +166,4 @@ class Screen:
         if self._live is not None:
             self._paint()
             live, self._live = self._live, None
-            live.stop()
+            live.close()

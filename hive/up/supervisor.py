@@ -222,7 +222,6 @@ class Supervisor:
         await ending.stop_children(self._children, self._interrupts, drain_s=self._drain_s, models_of=models_of)
         await ending.kill_descendants()
         self._helper.close()
-        await self._daemon.close()
         self._reaper.close()
         self._interrupts.close()
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from hive.terminal_text import counted
 
 Row = Mapping[str, object]
@@ -51,28 +47,6 @@ def shown(views: Sequence[Row], rows: int) -> tuple[Sequence[Row], str]:
         return views, ""
     first = sorted(views, key=lambda view: RANKS.get(str(view.get("status")), 1))[: max(rows - 1, 1)]
     return first, f"… {counted(len(views) - len(first), 'agent')} more: hive agent list"
-
-
-def live_table(views: Sequence[Row], *, head: str = "", rows: int = 1 << 16) -> Group:
-    """For a terminal: `head`, and the agents that fit into `rows` lines with it."""
-    views, others = shown(views, max(rows - 2, 2))
-    parts = [Text(head, "bold", no_wrap=True, overflow="ellipsis")] if head else []
-    ends = [Text(others, "dim")] if others else []
-    return Group(*parts, _table(views), *ends)
-
-
-def _table(views: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for number, head in enumerate(HEADS):
-        # The reason takes what room is left, the figures keep theirs.
-        ratio = 1 if head == "why" else None
-        table.add_column(
-            head, justify="right" if number > 3 else "left", no_wrap=True, overflow="ellipsis", ratio=ratio
-        )
-    for view in views:
-        name, state, *rest = cells(view)
-        table.add_row(Text(name), Text(state, STYLES.get(state, "yellow")), *(Text(cell) for cell in rest))
-    return table
 
 
 def plain_table(views: Sequence[Row]) -> str:

@@ -11,7 +11,8 @@ import msgspec
 
 from hive.dialects.openai_answers import GIVEN_UP, NOT_JSON, Completion, code_of, read, words_of
 from hive.dialects.sse import SseReader
-from hive.host.http_call import CallFailed, calling, connected_unix, encode_request, streams_of
+from hive.host.http_call import calling, connected_unix, streams_of
+from hive.http_answer import CallFailed, encode_request
 from hive.worker.judge import FailReason, InFlight
 
 COMPLETIONS = "/v1/chat/completions"

@@ -205,7 +205,7 @@ def test_names_of_tables_are_completed(hive: Hive) -> None:
         "COMP_CWORD": "3",
     }
     hive("db", "schema")  # the first one reads modules from the disk
-    program = "from hive.cli import db; db.COMPLETED_WITHIN_S = 20; from hive.cli.main import run; run()"
+    program = "from hive.cli import db; db.COMPLETED_WITHIN_S = 20; from hive.cli.entry import run; run()"
     said = subprocess.run([sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True)
     assert said.stdout.split() == ["api_tokens"]
 

@@ -143,7 +143,7 @@ def test_a_completion_script_is_made_for_each_shell(shell: str, mark: str) -> No
 
 
 def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
-    slow = ("rich", "httpx", "redis", "msgspec", "pydantic", "asyncio", "starlette", "uvicorn", "uvloop")
+    slow = ("rich", "httpx", "redis", "msgspec", "pydantic", "asyncio", "starlette", "uvicorn", "uvloop", "http.client")
     ask = (
         "import sys; from hive.cli.main import main; code = main(['agent', 'list', '-q']); main(['agent', '--help']);"
         f"print('loaded', code, [name for name in {slow} if name in sys.modules])"
@@ -152,12 +152,28 @@ def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
     assert done.stdout.splitlines()[-1] == "loaded 5 []"
 
 
+def test_a_command_without_stdout_ends_with_its_code_and_no_traceback() -> None:
+    """A command ends itself at once (entry.py), and what it flushes before that may not be there."""
+    done = subprocess.run([sys.executable, "-m", "hive", "nonsense"], stderr=subprocess.PIPE, preexec_fn=_close_stdout)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def _close_stdout() -> None:
+    os.close(1)
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
-    [("daemon --state-dir /proc/no --runtime-dir /proc/no", 1), ("up --state-dir /proc/no --port 1", 5)],
+    [
+        ("daemon --state-dir /proc/no --runtime-dir /proc/no --isolation uid", 1),
+        ("up --state-dir /proc/no --port 1", 5),
+    ],
 )
 def test_a_service_that_is_told_paths_and_numbers_loads_no_pydantic(words: str, code: int) -> None:
-    """Typer turned each into its type by pydantic: a fifth of every service's start, and megabytes of each for good."""
+    """Typer turned each into its type by pydantic: a fifth of every service's start, and megabytes of each for good; of
+    the daemon, which is told one of a few words (--isolation), longest.
+    """
     ask = f"import sys; from hive.cli.main import main; print(main({words.split()}), 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == f"{code} False"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,19 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.host.http_call import (
-    HEAD_MAX_BYTES,
-    AnswerTooLarge,
-    CallFailed,
-    HttpAnswer,
-    HttpCall,
-    HungUp,
-    NotHttp,
-    calling,
-    connected_unix,
-    encode_request,
-    streams_of,
-)
+from hive.host.http_call import HttpCall, calling, connected_unix, streams_of
+from hive.http_answer import HEAD_MAX_BYTES, AnswerTooLarge, CallFailed, HttpAnswer, HungUp, NotHttp, encode_request
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd"
 NO_REASON = b"HTTP/1.1 204 \r\nConnection: keep-alive\r\n\r\n"
@@ -186,11 +173,3 @@ async def test_a_full_backlog_is_waited_for(short_path: Path) -> None:
         assert not waiting.done()
         listener.accept()[0].close()
         (await waiting).close()
-
-
-def test_neither_the_helper_nor_the_proxy_loads_httpx() -> None:
-    """It is 0.1 s of a start and 5.6 MiB, and for root's process a lot of code."""
-    program = "import sys, hive.sandbox.server, hive.proxy.server; print('httpx' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
-    )

@@ -18,7 +18,7 @@ import pytest
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.host.firecracker import why_not_pause
-from hive.host.http_call import HEAD_MAX_BYTES
+from hive.http_answer import HEAD_MAX_BYTES
 from hive.sandbox import vmm
 from hive.sandbox.vmm import Vmm, VmmCall
 from tests.fakes import fake_vmm_api
