@@ -347,10 +347,8 @@ def compare(built: dict[str, str], counts: dict[str, int]) -> bool:
         print(f"nothing is compared: the baseline is of another build: {'; '.join(others)}")
         return True
     if over:
-        print(
-            f"MORE THAN {OVER_MAX:.0%} OVER THE BASELINE: {', '.join(over)}. Make it cheaper, or say in CHANGELOG.md what"
-        )
-        print("it is for and run `python benchmarks/instructions.py --write 'THAT SENTENCE'`")
+        print(f"MORE THAN {OVER_MAX:.0%} OVER THE BASELINE: {', '.join(over)}. Make it cheaper, or say in CHANGELOG.md")
+        print("what it is for and run `python benchmarks/instructions.py --write 'THAT SENTENCE'`")
     return not over
 
 
