@@ -184,7 +184,13 @@ def is_heavy(body: bytes) -> bool:
     size = len(body)
     if size <= CROWDED_BYTES:
         return False
-    return size > LARGE_BYTES or body.count(b"{") > 1000 or body.count(b",") > 4000
+    return size > LARGE_BYTES or _has_more(body, b"{", 1000) or _has_more(body, b",", 4000)
+
+
+def _has_more(body: bytes, byte: bytes, most: int) -> bool:
+    """Whether that byte is in it more often. `count` looks at one byte after the other, 30 µs for 32 KB; `replace` goes
+    from one that it finds to the next."""
+    return len(body) - len(body.replace(byte, b"", most + 1)) > most
 
 
 def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
