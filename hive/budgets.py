@@ -37,7 +37,7 @@ class TokenLimits(msgspec.Struct, frozen=True):
         return bool(self.tokens_per_day or self.tokens_per_month or self.cloud_tokens_per_day)
 
     def of(self, kind: BudgetKind) -> int:
-        limit: int = getattr(self, kind.value)
+        limit: int = getattr(self, kind)
         return limit
 
 

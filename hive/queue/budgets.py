@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from hive.budgets import BudgetKind, BudgetPeriods, TokenLimits, periods_at
 
+_KINDS = tuple(BudgetKind)
+"""By a name of their own, see `hive.queue.gate`."""
+
 
 class SpentTokens(NamedTuple):
     """Tokens of ended requests: of this day, of this month, and of this day's requests that left the box."""
@@ -214,7 +217,7 @@ class SpendingBook:
         for account in accounts:
             if account.told is None:
                 return SpendingUnknown(account)
-            for kind in BudgetKind:
+            for kind in _KINDS:
                 limit = account.limits.of(kind)
                 if limit and (is_far or kind is not BudgetKind.CLOUD_DAY) and (used := account.used(kind)) >= limit:
                     return BudgetSpent(account, kind, limit, int(used), periods.ends(kind))

@@ -138,7 +138,7 @@ MAY_READ = {
     ("proxy/forward.py", "_10_meter"): "the record of a request",
     ("proxy/own_answers.py", "said_here"): "the moment a client is told",
     ("proxy/server.py", "__init__"): "a part of the epoch's name",
-    ("proxy/server.py", "_touch"): "the record of activity",
+    ("proxy/links.py", "touch"): "the record of activity",
     ("agents/state.py", "replaced"): "the record of a change",
     ("agents/starting.py", "after_end"): "the moment of the next start, as it is told",
     ("agents/starting.py", "_start_again"): "the moment of the next start, as it is told",
