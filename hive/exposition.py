@@ -75,8 +75,8 @@ Values = Mapping[tuple[str, ...], float | Histogram]
 def written(row: MetricRow, values: Values) -> bytes:
     r"""The metric's lines in a scrape.
 
-    >>> row = MetricRow("waits", MetricKind.GAUGE, ("name", "of"), "So long.")
-    >>> print(written(row, {('say "hi"', "a\\b"): 2}).decode(), end="")
+    >>> row = MetricRow("waits", MetricKind.GAUGE, ("of", "name"), "So long.")
+    >>> print(written(row, {("a\\b", 'say "hi"'): 2}).decode(), end="")
     # HELP hive_waits So long.
     # TYPE hive_waits gauge
     hive_waits{name="say \"hi\"",of="a\\b"} 2.0
@@ -96,7 +96,7 @@ def written(row: MetricRow, values: Values) -> bytes:
 
 
 def _line(name: str, labels: list[str], value: float) -> str:
-    shown = f"{{{','.join(labels)}}}" if labels else ""
+    shown = f"{{{','.join(sorted(labels))}}}" if labels else ""
     return f"{name}{shown} {_number(float(value))}"
 
 
