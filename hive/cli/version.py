@@ -20,14 +20,20 @@ def version(call: CommandCall) -> None:
       hive version
       hive version --json
     """
-    said = {"hive": build.version(), "commit": commit() or None, "python": platform.python_version()}
+    said = {
+        "hive": build.version(),
+        "commit": commit() or None,
+        "python": platform.python_version(),
+        "compiled": build.COMPILED.exists(),
+    }
     call.show("version", said, line)
 
 
 def line() -> str:
     """The answer of `hive --version`, too."""
     found = commit()
-    return f"hive {build.version()} ({found})" if found else f"hive {build.version()}"
+    named = f"hive {build.version()} ({found})" if found else f"hive {build.version()}"
+    return f"{named} compiled={build.compiled()}"
 
 
 def commit() -> str:
