@@ -305,8 +305,9 @@ class RequestParser:
                 request, data = self._take_head(data)
                 if request is None:
                     return b""
-            if request.content_length:
-                self._check_length(request, request.content_length)
+            length = request.content_length
+            if length and (length > self.max_body or request.method in WITHOUT_BODY):
+                self._check_length(request, length)
             self._request = request
             self._events.on_head(request)
         length = request.content_length
@@ -345,12 +346,12 @@ class RequestParser:
         return request.like(None), rest
 
     def _check_length(self, request: Request, length: int) -> None:
-        if length > self.max_body or request.method in WITHOUT_BODY:
-            self.asks_head = request.method == b"HEAD"
-            if length > (most := self._most(request)):
-                raise self._too_large(most, length)
-            if request.method in WITHOUT_BODY:
-                raise BadRequest(f"{request.method.decode()} takes no body")
+        """Refuses a body where there is to be none; a long one, unless its path takes that."""
+        self.asks_head = request.method == b"HEAD"
+        if length > (most := self._most(request)):
+            raise self._too_large(most, length)
+        if request.method in WITHOUT_BODY:
+            raise BadRequest(f"{request.method.decode()} takes no body")
 
     def _most(self, request: Request) -> int:
         """Bytes of the longest body that this request may have."""
