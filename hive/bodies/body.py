@@ -228,7 +228,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
     model, stream = named.model, named.stream
     if named.loading:
         return Asked(model, stream, [], dropped=_told(draft.dropped), loading=named.loading)
-    if want.grammar is not None:
+    if want.grammar is not None and grammar.has_schemas(draft.fields):
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere
         grammar.check(draft.fields, want.grammar, has_worded=want.translate == RESPONSES)
