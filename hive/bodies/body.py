@@ -200,10 +200,11 @@ def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
     >>> open_body(b'{"model": "tiny", "n": 1}', FieldRules(target="/x", fields=fields), Opening(streams=True)).named
     NamedBody(model='tiny', stream=True, loading='', needs=None)
     """
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        raise BadRequest("the body is not UTF-8") from None
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            raise BadRequest("the body is not UTF-8") from None
     fields, text = read_object(body, "the body", rules.fields.plain)
     loading = ollama_loading.asks(fields, rules.prompt) if rules.prompt else ""
     draft = Draft(fields, rules.fields, rules.target)
@@ -287,7 +288,9 @@ def _asks_several(fields: Mapping[str, Raw]) -> bool:
     for name in ("n", "n_cmpl", "best_of"):
         if name in fields and bytes(fields[name]) not in (b"1", b"null"):
             return True
-    prompt = bytes(fields["prompt"]) if "prompt" in fields else b""
+    if "prompt" not in fields:
+        return False
+    prompt = bytes(fields["prompt"])
     return prompt.startswith(b"[") and not prompt[1:].lstrip()[:1].isdigit()
 
 
