@@ -78,8 +78,11 @@ class ScriptedLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # noqa: ARG002
         self._due.append((callback, args))
 
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # noqa: ARG002
+        return asyncio.TimerHandle(when, callback, args, self)
+
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # noqa: ARG002
-        return asyncio.TimerHandle(self.time() + delay, callback, args, self)
+        return self.call_at(self.time() + delay, callback, *args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None: ...
 

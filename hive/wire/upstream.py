@@ -444,8 +444,10 @@ class Pool:
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self.way.tls)
-            connection = await asyncio.wait_for(dialling, self._connect_s)
+            async with asyncio.timeout(self._connect_s):
+                connection = await dial(
+                    self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self.way.tls
+                )
         except asyncio.CancelledError:
             unused = BackendDown(f"{self._where} is no longer used", hint="ask again")
             waiter.on_unconnected(self._gone or unused)
