@@ -95,8 +95,8 @@ class ChunkDecoder:
     @staticmethod
     def _whole_chunks(data: bytes, pieces: list[bytes]) -> int:
         """Takes those that `data` begins with, as far as they are whole and plain; how many bytes those are."""
-        at, whole = 0, _SIZE.match
-        while (match := whole(data, at)) is not None:
+        at, length, whole = 0, len(data), _SIZE.match
+        while at < length and (match := whole(data, at)) is not None:
             begin = match.end()
             end = begin + int(match[1], 16)
             if end == begin or data[end : end + 2] != _CRLF:
