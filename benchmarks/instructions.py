@@ -8,7 +8,8 @@ nor a warm-up is. Needs valgrind and setarch; Debian's python3.11 runs it, with 
 
 `instructions.json` has what each way may take, and on what that was counted: the builds of Python, libc and valgrind,
 msgspec, httptools. Over that by more than 3 % fails; on other builds the figures are printed and nothing fails.
-`--write WHY` writes the file anew: WHY is the sentence of CHANGELOG.md that says what it is for.
+`--write` writes the file anew; where that raises a count, `--write WHY` with the words of CHANGELOG.md that say what
+for.
 
 `--ways chat chunk`: only these. `--count 100`: of fewer, for a look at a change (half a minute of CPU time; compare it
 with itself). `--rounds 5`: how far counts are apart. `--keep DIRECTORY` leaves what callgrind wrote, for
@@ -340,19 +341,29 @@ def compare(built: dict[str, str], counts: dict[str, int]) -> bool:
     """Prints each way beside the baseline; whether all are within it."""
     baseline = json.loads(BASELINE.read_text())
     others = [f"{name} {built[name]!r}, not {was!r}" for name, was in baseline["on"].items() if built[name] != was]
-    over = []
+    more = {way: count / baseline["instructions"][way] - 1 for way, count in counts.items()}
     for way, count in counts.items():
-        more = count / baseline["instructions"][way] - 1
-        print(f"  {way:10} {count:9,} instructions  {more:+7.2%}   {WAYS[way][0]}")
-        if more > OVER_MAX:
-            over.append(way)
+        print(f"  {way:10} {count:9,} instructions  {more[way]:+7.2%}   {WAYS[way][0]}")
     if others:
         print(f"nothing is compared: the baseline is of another build: {'; '.join(others)}")
         return True
+    over = [way for way in counts if more[way] > OVER_MAX]
     if over:
         print(f"MORE THAN {OVER_MAX:.0%} OVER THE BASELINE: {', '.join(over)}. Make it cheaper, or say in CHANGELOG.md")
-        print("what it is for and run `python benchmarks/instructions.py --write 'THAT SENTENCE'`")
+        print("what it is for and run `python benchmarks/instructions.py --write 'THOSE WORDS'`")
+    elif min(more.values()) < -OVER_MAX:
+        print("less than the baseline: `--write` keeps it")
     return not over
+
+
+def write(built: dict[str, str], counts: dict[str, int], why: str) -> None:
+    """The baseline is this. Where it raises a count, it needs a reason."""
+    was = json.loads(BASELINE.read_text())
+    raised = [way for way, count in counts.items() if count > was["instructions"].get(way, count) * (1 + APART_MAX)]
+    if raised and not why and was["on"] == built:
+        sys.exit(f"{', '.join(raised)}: more than before; name the words of CHANGELOG.md that say what for")
+    baseline = {"why": why or was["why"], "on": built, "instructions": {**was["instructions"], **counts}}
+    BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")
 
 
 def main() -> int:
@@ -360,7 +371,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="only these")
     parser.add_argument("--count", type=int, default=COUNT, help="of each way")
     parser.add_argument("--rounds", type=int, default=1, help="of counting")
-    parser.add_argument("--write", metavar="WHY", help="write the baseline anew")
+    parser.add_argument("--write", nargs="?", const="", metavar="WHY", help="write the baseline anew")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="leave what callgrind wrote there")
     parser.add_argument("--cprofile", choices=WAYS, help="show Python's functions, without callgrind")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -388,8 +399,7 @@ def main() -> int:
             apart = max(found) / min(found) - 1
             print(f"  {way:10} {min(found):,} to {max(found):,}: {apart:.3%} apart; at most {APART_MAX:.1%}")
     if arguments.write is not None:
-        BASELINE.write_text(json.dumps({"why": arguments.write, "on": built, "instructions": counts}, indent=1) + "\n")
-        return 0
+        write(built, counts, arguments.write)
     return 0 if compare(built, counts) else 1
 
 
