@@ -1,9 +1,11 @@
-"""Imports of the benchmarks: they run in CI only after everything else, and some stand in functions that come last."""
+"""Imports of the benchmarks: they run in CI only after everything else, and some stand in functions that come last. And
+what CI asks of two of them."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -44,3 +46,8 @@ def test_the_density_run_of_ci_is_one_that_the_command_takes(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(words) == 4
     assert "only root may" in capsys.readouterr().err
+
+
+def test_the_changelog_says_what_the_instructions_of_the_baseline_are_for() -> None:
+    told = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert json.loads((ROOT / "benchmarks/instructions.json").read_text())["why"] in told

@@ -184,7 +184,13 @@ def is_heavy(body: bytes) -> bool:
     size = len(body)
     if size <= CROWDED_BYTES:
         return False
-    return size > LARGE_BYTES or body.count(b"{") > 1000 or body.count(b",") > 4000
+    return size > LARGE_BYTES or _has_more(body, b"{", 1000) or _has_more(body, b",", 4000)
+
+
+def _has_more(body: bytes, byte: bytes, most: int) -> bool:
+    """Whether that byte is in it more often. `count` looks at one byte after the other, 30 µs for 32 KB; `replace` goes
+    from one that it finds to the next."""
+    return len(body) - len(body.replace(byte, b"", most + 1)) > most
 
 
 def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
@@ -194,10 +200,11 @@ def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
     >>> open_body(b'{"model": "tiny", "n": 1}', FieldRules(target="/x", fields=fields), Opening(streams=True)).named
     NamedBody(model='tiny', stream=True, loading='', needs=None)
     """
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        raise BadRequest("the body is not UTF-8") from None
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            raise BadRequest("the body is not UTF-8") from None
     fields, text = read_object(body, "the body", rules.fields.plain)
     loading = ollama_loading.asks(fields, rules.prompt) if rules.prompt else ""
     draft = Draft(fields, rules.fields, rules.target)
@@ -222,7 +229,7 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
     model, stream = named.model, named.stream
     if named.loading:
         return Asked(model, stream, [], dropped=_told(draft.dropped), loading=named.loading)
-    if want.grammar is not None:
+    if want.grammar is not None and grammar.has_schemas(draft.fields):
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere
         grammar.check(draft.fields, want.grammar, has_worded=want.translate == RESPONSES)
@@ -281,7 +288,9 @@ def _asks_several(fields: Mapping[str, Raw]) -> bool:
     for name in ("n", "n_cmpl", "best_of"):
         if name in fields and bytes(fields[name]) not in (b"1", b"null"):
             return True
-    prompt = bytes(fields["prompt"]) if "prompt" in fields else b""
+    if "prompt" not in fields:
+        return False
+    prompt = bytes(fields["prompt"])
     return prompt.startswith(b"[") and not prompt[1:].lstrip()[:1].isdigit()
 
 

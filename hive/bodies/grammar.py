@@ -146,6 +146,11 @@ FORMS = {
 _NAMES = frozenset(FORMS)
 
 
+def has_schemas(fields: dict[str, Raw]) -> bool:
+    """Whether any of these fields may carry a schema."""
+    return not _NAMES.isdisjoint(fields)
+
+
 def is_light(fields: dict[str, Raw]) -> bool:
     """Whether these fields' schemas may be looked at on the loop; an expression may take longer than its length says.
 
@@ -171,11 +176,8 @@ def check(fields: dict[str, Raw], limits: SchemaLimits, *, has_worded: bool = Fa
     Traceback (most recent call last):
     hive.errors.GrammarTooComplex: /format/enum: 3 choices at once; this server is given at most 2
     """
-    names = _NAMES & fields.keys()
-    if not names:
-        return
     sums = Sums(limits)
-    for name in sorted(names, key=lambda name: (FORMS[name].is_tools, name)):
+    for name in sorted(_NAMES & fields.keys(), key=lambda name: (FORMS[name].is_tools, name)):
         sums.most = limits.rules if FORMS[name].is_tools else limits.answer_rules
         _check_field(name, fields[name], limits, sums, has_worded=has_worded)
 

@@ -13,12 +13,14 @@ META_FREE = 16 * 1024
 MAX_LINE = 4 * 1024
 """Bytes of a chunk's size with its extensions, or of a trailer."""
 MAX_TRAILERS = 100
-LEAST_A_CHUNK = 5
-"""A digit and two line ends: the cost of a chunk without extension."""
+LEAST_A_SIZE = 3
+"""A digit and a line end: a size without extension."""
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*'
 _EXTENSION = rb';%b(?:=(?:%b|%b"))?' % (_TOKEN, _TOKEN, _QUOTED)
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
+_PLAIN_SIZE = re.compile(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,15})\r\n")
+"""Of a chunk that is not the last one, without zeros before it: never longer than the chunk itself."""
 _SIZE_EXTENDED = re.compile(rb"([0-9A-Fa-f]{1,16})(?:%b)+\r\n" % _EXTENSION)
 _SIZE_SO_FAR = re.compile(rb"[0-9A-Fa-f]{1,16}(?:%b)*(?:;(?:%b(?:=(?:%b\\?)?)?)?|\r)?" % (_EXTENSION, _TOKEN, _QUOTED))
 """Beginnings of such a line: it ends inside an extension, or before the line's end."""
@@ -58,7 +60,6 @@ class ChunkDecoder:
         """(body bytes decoded, None while the body goes on or the bytes that follow its end). Raises BadChunks."""
         if self._line:
             data = self._line + data
-            self._meta -= len(self._line)
             self._line = b""
         pieces: list[bytes] = []
         at, rest = 0, None
@@ -87,7 +88,6 @@ class ChunkDecoder:
             at = end
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._size += len(body)
-        self._meta += len(data) - len(rest or b"") - len(body) - LEAST_A_CHUNK * len(pieces)
         if self._meta > META_FREE + self._size or self._trailers > MAX_TRAILERS:
             raise BadChunks("more chunk extensions and trailers than body")
         return body, rest
@@ -95,11 +95,11 @@ class ChunkDecoder:
     @staticmethod
     def _whole_chunks(data: bytes, pieces: list[bytes]) -> int:
         """Takes those that `data` begins with, as far as they are whole and plain; how many bytes those are."""
-        at, whole = 0, _SIZE.match
-        while (match := whole(data, at)) is not None:
+        at, length, whole = 0, len(data), _PLAIN_SIZE.match
+        while at < length and (match := whole(data, at)) is not None:
             begin = match.end()
             end = begin + int(match[1], 16)
-            if end == begin or data[end : end + 2] != _CRLF:
+            if data[end : end + 2] != _CRLF:
                 break
             pieces.append(data[begin:end])
             at = end + 2
@@ -123,6 +123,7 @@ class ChunkDecoder:
         end = match.end()
         if end - at > MAX_LINE:
             raise BadChunks("malformed chunk: an extension that is too long")
+        self._meta += end - at - LEAST_A_SIZE
         self._data_left = int(match[1], 16)
         self._in_trailers = not self._data_left
         return end
@@ -138,6 +139,7 @@ class ChunkDecoder:
         if _FRAMES.match(data, at) is not None:
             raise BadChunks("a trailer that would frame the message")
         self._trailers += 1
+        self._meta += match.end() - at
         return match.end()
 
 

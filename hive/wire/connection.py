@@ -230,7 +230,8 @@ class Connection(asyncio.Protocol):
             self.close()
         else:
             self.deadline = now + self.limits.keepalive_s
-            self._go_on_soon()
+            if self._ahead:
+                self._go_on_soon()
 
     def cut(self, last_words: bytes = b"") -> None:
         """Ends the connection so that the client sees an incomplete answer.

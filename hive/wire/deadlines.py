@@ -29,17 +29,12 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._members: set[Timed] = set()
+        self.add, self.discard = self._members.add, self._members.discard
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def __repr__(self) -> str:
         return f"<Deadlines {len(self._members)} watched>"
-
-    def add(self, member: Timed) -> None:
-        self._members.add(member)
-
-    def discard(self, member: Timed) -> None:
-        self._members.discard(member)
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -305,8 +305,9 @@ class RequestParser:
                 request, data = self._take_head(data)
                 if request is None:
                     return b""
-            if request.content_length:
-                self._check_length(request, request.content_length)
+            length = request.content_length
+            if length and (length > self.max_body or request.method in WITHOUT_BODY):
+                self._check_length(request, length)
             self._request = request
             self._events.on_head(request)
         length = request.content_length
@@ -345,12 +346,12 @@ class RequestParser:
         return request.like(None), rest
 
     def _check_length(self, request: Request, length: int) -> None:
-        if length > self.max_body or request.method in WITHOUT_BODY:
-            self.asks_head = request.method == b"HEAD"
-            if length > (most := self._most(request)):
-                raise self._too_large(most, length)
-            if request.method in WITHOUT_BODY:
-                raise BadRequest(f"{request.method.decode()} takes no body")
+        """Refuses a body where there is to be none; a long one, unless its path takes that."""
+        self.asks_head = request.method == b"HEAD"
+        if length > (most := self._most(request)):
+            raise self._too_large(most, length)
+        if request.method in WITHOUT_BODY:
+            raise BadRequest(f"{request.method.decode()} takes no body")
 
     def _most(self, request: Request) -> int:
         """Bytes of the longest body that this request may have."""
@@ -439,14 +440,13 @@ class Response:
 class ResponseParser:
     """The bytes of one answer into its head, its body and its end. One parser per answer.
 
-    After each `feed`: `head` is set once it is complete, `take()` gives the body bytes decoded since, `complete`
-    tells the end. An answer without length ends with the connection and never completes here. Raises BadResponse.
+    After each `feed`, which gives the body bytes in it: `head` is set once it is complete, `complete` tells the end. An
+    answer without length ends with the connection and never completes here. Raises BadResponse.
     `known` remembers heads from answer to answer; `bodiless` for the answer to HEAD, which has a length but no body.
     """
 
     __slots__ = (
         "_bodiless",
-        "_body",
         "_checked",
         "_chunks",
         "_head",
@@ -463,45 +463,36 @@ class ResponseParser:
         self._head = b""
         self._checked = self._interim = self._left = 0
         self._chunks: ChunkDecoder | None = None
-        self._body = b""
         self.head: Response | None = None
         self.complete = False
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> bytes:
         head = self.head
         if head is None:
             data = self._take_head(data)
             head = self.head
-            if head is None:
-                return
+        if head is None or not data:
+            return b""
         if self.complete:
-            if data:
-                raise BadResponse("bytes after the end of the answer")
-        elif self._chunks is not None:
-            if data:
-                self._feed_chunks(self._chunks, data)
-        elif head.content_length is None:
-            self._body += data
-        else:
+            raise BadResponse("bytes after the end of the answer")
+        if self._chunks is not None:
+            return self._feed_chunks(self._chunks, data)
+        if head.content_length is not None:
             self._left -= len(data)
             if self._left < 0:
                 raise BadResponse("bytes after the end of the answer")
-            self._body = self._body + data if self._body else data
             self.complete = not self._left
+        return data
 
-    def take(self) -> bytes:
-        body, self._body = self._body, b""
-        return body
-
-    def _feed_chunks(self, chunks: ChunkDecoder, data: bytes) -> None:
+    def _feed_chunks(self, chunks: ChunkDecoder, data: bytes) -> bytes:
         try:
             body, rest = chunks.feed(data)
         except BadChunks as error:
             raise BadResponse(str(error)) from None
         if rest:
             raise BadResponse("bytes after the end of the answer")
-        self._body = self._body + body if self._body else body
         self.complete = rest is not None
+        return body
 
     def _take_head(self, data: bytes) -> bytes:
         """Reads a head and returns the bytes behind it; nothing while it is not complete."""

@@ -273,7 +273,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._got = True
         head_known = parser.head is not None
         try:
-            parser.feed(data)
+            body = parser.feed(data)
         except BadResponse as error:
             self._receiver = None
             self.cancel()
@@ -292,7 +292,6 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_answer(parser.head)
         if self._receiver is not receiver:
             return
-        body = parser.take()
         if parser.complete:
             self._receiver = self._parser = None
             if self._more is not None or self._is_last:  # of what it had not whole, the rest must not follow

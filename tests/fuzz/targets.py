@@ -169,8 +169,7 @@ def _answer(pieces: list[bytes], known: KnownHead[Response] | None = None) -> tu
     parser, content = ResponseParser(known), b""
     try:
         for piece in pieces:
-            parser.feed(piece)
-            content += parser.take()
+            content += parser.feed(piece)
     except BadResponse:
         return None
     if parser.head is None:

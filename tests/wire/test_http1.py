@@ -229,8 +229,7 @@ def answers(*pieces: bytes) -> tuple[int | None, bytes, bool]:
     parser = ResponseParser()
     body = b""
     for piece in pieces:
-        parser.feed(piece)
-        body += parser.take()
+        body += parser.feed(piece)
     return parser.head.status if parser.head else None, body, parser.complete
 
 
