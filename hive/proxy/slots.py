@@ -198,6 +198,8 @@ class SlotTable:
 
     def told(self, asked: str, served: str) -> str:
         """As `AdapterTable.told`, also of an alias that may lead to an adapter."""
+        if not self.adapters.has_any:
+            return ""
         names = (asked, *self.routing.targets_of(asked))
         return next((told for name in names if (told := self.adapters.told(name, served))), "")
 
