@@ -171,7 +171,7 @@ class SlotTable:
             if not asked or active.gate.is_closed:  # behind the gate it is asked again
                 return asked, active
             backend = active.backend
-            if routing.where.can_be_far and not routing.models and backend is not None and not backend.up:
+            if not routing.models and routing.where.can_be_far and backend is not None and not backend.up:
                 raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
             return self._served(asked, caller), active
         if not asked and active.backend is None:
