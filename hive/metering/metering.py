@@ -107,6 +107,8 @@ _timings = msgspec.json.Decoder(_Timings).decode
 _evaluated = msgspec.json.Decoder(_Evaluated).decode
 _choices = msgspec.json.Decoder(list[_Choice]).decode
 _GIVEN_UP = frozenset(b'"%b"' % reason.encode() for reason in GIVEN_UP)
+_NO_END = _GIVEN_UP | {b"null"}
+"""Reasons that a choice of a whole answer does not have."""
 
 
 def source_of(endpoint: Endpoint, backend: str, *, stream: bool) -> str:
@@ -568,7 +570,7 @@ def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
         return bytes(getattr(told, needed)).startswith(b"[")
     if endpoint.meter is _OPENAI:
         choices = _choices_of(told)
-        return bool(choices) and not _reasons(choices) & {*_GIVEN_UP, b"null"}
+        return bool(choices) and _reasons(choices).isdisjoint(_NO_END)
     if endpoint.meter is Meter.ANTHROPIC:
         return bytes(told.stop_reason).startswith(b'"')
     return endpoint.meter is not Meter.OLLAMA or bytes(told.done) == b"true"
