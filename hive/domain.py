@@ -350,7 +350,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
 
 
-class UsageEvent(msgspec.Struct, kw_only=True):
+class UsageEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One ended request, as it travels from the proxy's spool over the link into SQLite.
 
     `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
