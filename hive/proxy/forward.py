@@ -591,9 +591,9 @@ class Exchange:
         try:
             climb = self._climb or (self._begin_climb(prepared, named) if path.tasks.names else None)
             served, slot = self._6_which_model(decided.caller, named.model) if climb is None else climb.choose()
-            want = path.want_of(slot, served, prepared.entry, decided, self.request_id)
-            self._epochs = path.registry.epochs
-            self._engine = path.slots.adapters.engines.get(served, "")
+            engine = path.slots.adapters.engines.get(served, "")
+            want = path.want_of(slot, engine, prepared.entry, decided, self.request_id)
+            self._epochs, self._engine = path.registry.epochs, engine
             self._told_model = path.slots.told(named.model, served)
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)

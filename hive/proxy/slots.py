@@ -166,7 +166,8 @@ class SlotTable:
         AdapterNotLoaded;
         Saturated if it cannot be known yet; BadRequest where none is named and there are several servers."""
         active, routing = self.active, self.routing
-        asked = self.adapters.instead_of(asked) or asked
+        if self.adapters.has_any:
+            asked = self.adapters.instead_of(asked) or asked
         if not self.pooled:
             if not asked or active.gate.is_closed:  # behind the gate it is asked again
                 return asked, active
