@@ -363,8 +363,8 @@ class UsageEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     id: str
-    epoch: str
-    event_no: int
+    epoch: str = ""
+    event_no: int = 0
     agent_id: str
     tenant: str
     model: str
