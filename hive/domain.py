@@ -350,11 +350,11 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
 
 
-class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+class UsageEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One ended request, as it travels from the proxy's spool over the link into SQLite.
 
     `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
-    emission. `cut`: the client did not get a whole answer. `unit`: what is counted, a `UsageUnit`; of one that is no
+    emission, and both are the spool's to set. `cut`: the client did not get a whole answer. `unit`: what is counted, a `UsageUnit`; of one that is no
     tokens `amount` is how much of it, None where that is not known, and `work` of images the pixels of all their steps
     (width x height x steps, summed). `estimated`: the amount, or the tokens out, are by what got through. `model`: the
     one that served it; `asked`: the name that the request had for it, empty where an older Hive wrote it; `rung`: of a
@@ -363,8 +363,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    epoch: str
-    event_no: int
+    epoch: str = ""
+    event_no: int = 0
     agent_id: str
     tenant: str
     model: str

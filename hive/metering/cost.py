@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hive.dialects.foreign_errors import NO_ROOM
-from hive.domain import UsageUnit
+from hive.domain import UsageEvent, UsageUnit
 from hive.metering.metering import AnswerReading
 
 BYTES_PER_TOKEN = 4
@@ -30,6 +30,16 @@ class RequestCost(msgspec.Struct, frozen=True):
         if self.tokens_in is None and self.tokens_out is None:
             return None
         return (self.tokens_in or 0) + (self.tokens_out or 0)
+
+    def put_into(self, event: UsageEvent) -> None:
+        """Writes it into the event of its request."""
+        event.tokens_in = self.tokens_in
+        event.tokens_out = self.tokens_out
+        event.cached_tokens = self.cached
+        event.estimated = self.estimated
+        event.unit = self.unit
+        event.amount = self.amount
+        event.work = self.work
 
 
 UNKNOWN = RequestCost()

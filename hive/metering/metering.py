@@ -44,6 +44,7 @@ END_KEPT = 8 * 1024
 
 
 Raw = msgspec.Raw
+_NULL, _TRUE, _ERROR = Raw(b"null"), Raw(b"true"), Raw(b'"error"')
 
 
 class _Cached(msgspec.Struct):
@@ -107,6 +108,8 @@ _timings = msgspec.json.Decoder(_Timings).decode
 _evaluated = msgspec.json.Decoder(_Evaluated).decode
 _choices = msgspec.json.Decoder(list[_Choice]).decode
 _GIVEN_UP = frozenset(b'"%b"' % reason.encode() for reason in GIVEN_UP)
+_NO_END = _GIVEN_UP | {b"null"}
+"""Reasons that a choice of a whole answer does not have."""
 
 
 def source_of(endpoint: Endpoint, backend: str, *, stream: bool) -> str:
@@ -152,7 +155,7 @@ def _cost_of(told: _Told, payload: bytes) -> RequestUsage:
     try:
         if told.usage is not NONE and (usage := _usage(told.usage)) is not None:
             return usage
-        if told.timings is not NONE and bytes(told.timings) != b"null":
+        if told.timings is not NONE and told.timings != _NULL:
             timings = _timings(told.timings)
             return RequestUsage(
                 tokens_in=count(timings.prompt_n + timings.cache_n),
@@ -173,7 +176,7 @@ def _cost_of(told: _Told, payload: bytes) -> RequestUsage:
 
 def _usage(raw: Raw) -> RequestUsage | None:
     """OpenAI's or Anthropic's; None where it is neither. Raises one of NOT_JSON."""
-    if bytes(raw) == b"null":
+    if raw == _NULL:
         return None
     counts = _counts(raw)
     if counts.prompt_tokens is not None:
@@ -216,9 +219,9 @@ def gave_up_in(payload: bytes) -> GaveUp | None:
 
 def _is_error(told: _Told) -> bool:
     return (
-        (told.error is not NONE and bytes(told.error) != b"null")
-        or bytes(told.object) == b'"error"'  # vLLM before 0.10
-        or bytes(told.type) == b'"error"'
+        (told.error is not NONE and told.error != _NULL)
+        or told.object == _ERROR  # vLLM before 0.10
+        or told.type == _ERROR
     )
 
 
@@ -241,7 +244,7 @@ def _is_done(payload: bytes) -> bool:
     (True, False)
     """
     try:
-        return bytes(_told(payload).done) == b"true"
+        return _told(payload).done == _TRUE
     except NOT_JSON:
         return False
 
@@ -415,7 +418,7 @@ class MessagesReading:
     def _note_end(self, event: _MessagesEvent) -> None:
         delta = _delta(event.delta)
         if delta is not None and delta.stop_reason is not NONE:
-            self._has_reason = bytes(delta.stop_reason) != b"null"
+            self._has_reason = delta.stop_reason != _NULL
             if not self._has_reason:
                 self.gave_up = self.gave_up or GaveUp()
         told = _usage_in(event.usage)
@@ -432,7 +435,7 @@ class MessagesReading:
 def _usage_in(raw: Raw) -> RequestUsage | None:
     """Anthropic's; None where none is told, or none that can be read."""
     try:
-        return None if bytes(raw) == b"null" else _anthropic_usage(_counts(raw))
+        return None if raw == _NULL else _anthropic_usage(_counts(raw))
     except NOT_JSON:
         return None
 
@@ -568,10 +571,10 @@ def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
         return bytes(getattr(told, needed)).startswith(b"[")
     if endpoint.meter is _OPENAI:
         choices = _choices_of(told)
-        return bool(choices) and not _reasons(choices) & {*_GIVEN_UP, b"null"}
+        return bool(choices) and _reasons(choices).isdisjoint(_NO_END)
     if endpoint.meter is Meter.ANTHROPIC:
         return bytes(told.stop_reason).startswith(b'"')
-    return endpoint.meter is not Meter.OLLAMA or bytes(told.done) == b"true"
+    return endpoint.meter is not Meter.OLLAMA or told.done == _TRUE
 
 
 def _cost_at_the_end(tail: bytes) -> RequestUsage:

@@ -214,13 +214,14 @@ class UsageSpool:
         Without `then` it is on disk when this returns (no fsync: it survives kill -9, not a power cut). With it, at
         the end of this turn of the loop, in one write with all the others of the turn; `then`, called right after
         that, lets the last byte go. On a full disk `then` waits until the disk has taken the line after all, or the
-        daemon has committed the event, HELD_S at most. `epoch` and `event_no` of the argument are ignored.
+        daemon has committed the event, HELD_S at most. `epoch` and `event_no` of the argument are set here.
         """
         no = self._last + 1
+        event.epoch, event.event_no = self.epoch, no
         try:
-            line = self._encode(replace(event, epoch=self.epoch, event_no=no))
+            line = self._encode(event)
             if len(line) >= MAX_LINE:
-                line = self._encode(_shortened(event, self.epoch, no))
+                line = self._encode(_shortened(event))
         except (ValueError, TypeError, OverflowError) as error:
             log.error("usage_event_not_json event=%.200r error=%s", event, error)
             self._write()
@@ -386,10 +387,9 @@ class UsageSpool:
                 self._tell(UsageBatch(epoch=backlog.epoch, committed_to=backlog.mark, items=items))
 
 
-def _shortened(event: UsageEvent, epoch: str, no: int) -> UsageEvent:
+def _shortened(event: UsageEvent) -> UsageEvent:
     """The event with every text cut to a length no honest one has."""
-    texts = {name: text[:MAX_TEXT] for name, text in asdict(event).items() if isinstance(text, str)}
-    return replace(event, **{**texts, "epoch": epoch, "event_no": no})
+    return replace(event, **{name: text[:MAX_TEXT] for name, text in asdict(event).items() if isinstance(text, str)})
 
 
 def _left_behind(directory: Path, bound: int) -> Iterable[tuple[SpoolFile, Backlog]]:

@@ -14,7 +14,8 @@ from hive.proxy.slot import Slot
 
 class AdapterTable:
     """All adapters by name. `engines`: by the name as lists show it, the name by which its server knows the weights
-    that answer to it now; a request that was read with another one is read again before it is sent.
+    that answer to it now; a request that was read with another one is read again before it is sent. `has_any`: there is
+    an adapter, loaded or not.
 
     >>> table = AdapterTable()
     >>> table.use([AdapterRoute(name="legal", base="tiny", at_server="legal@1"), AdapterRoute(name="old", base="tiny")])
@@ -24,6 +25,7 @@ class AdapterTable:
 
     def __init__(self) -> None:
         self.engines: Mapping[str, str] = {}
+        self.has_any = False
         self._routes: dict[str, AdapterRoute] = {}
 
     def __repr__(self) -> str:
@@ -32,6 +34,7 @@ class AdapterTable:
     def use(self, routes: Sequence[AdapterRoute]) -> None:
         """Takes the daemon's word."""
         self._routes = {spelled(route.name): route for route in routes}
+        self.has_any = bool(routes)
         self.engines = {route.name: route.at_server for route in routes if route.at_server}
 
     def named(self, asked: str) -> AdapterRoute | None:

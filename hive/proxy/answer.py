@@ -174,7 +174,7 @@ class Answer:
         self._filtered = status == 200 and not self._endpoint.needs_place and self._is_of_models
         if streams:
             self._frame(fields, stream=True)
-        elif not self._may_be_long and head.content_length is not None and head.content_length > MAX_WHOLE:
+        elif head.content_length is not None and head.content_length > MAX_WHOLE and not self._may_be_long:
             fields.append(b"content-length: %d\r\n" % head.content_length)
         else:
             self._held = []

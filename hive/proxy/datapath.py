@@ -285,26 +285,19 @@ class DataPath:
         default = entry.model or self.settings.inference.default_model
         return self._fields.rules(endpoint.name, entry.row.tier), Opening(default, endpoint.streams)
 
-    def want_of(self, slot: Slot, served: str, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
-        """The requirements of the server in `slot` for this caller's body; of an adapter it gets the name by which it
-        knows its weights. Raises NotSupported where the server does not offer the endpoint."""
-        want = self.want(slot, entry, decided, request_id)
-        engine = self.slots.adapters.engines.get(served)
-        return want if engine is None else msgspec.structs.replace(want, model=engine)
-
-    def want(self, slot: Slot, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
-        """The requirements of the server in `slot` for this caller's body. Without wishes they are the same for all
-        requests of an agent to an endpoint. Raises NotSupported where the server does not offer the endpoint."""
+    def want_of(self, slot: Slot, engine: str, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
+        """The requirements of the server in `slot` for this caller's body; `engine`: of an adapter, the name by which
+        it knows the weights. Without wishes they are the same for all requests of an agent to an endpoint. Raises
+        NotSupported where the server does not offer the endpoint."""
         endpoint, tenant, wishes = decided.endpoint, decided.tenant, decided.wishes
-        if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
-            slot.check_takes(endpoint)
-            slot.check_offered(endpoint)
-            return slot.want(endpoint, tenant, wishes, request_id)
+        is_as_ever = wishes is NO_WISHES and tenant is entry.tenant  # else it moved while the body came
         key = slot.name, endpoint.target
-        plan: BodyPlan | None = entry.plans.get(key)
+        plan: BodyPlan | None = entry.plans.get(key) if is_as_ever else None
         if plan is None or plan.generation != self.registry.generation or plan.changes != slot.changes:
             slot.check_takes(endpoint)
             slot.check_offered(endpoint)
             want = slot.want(endpoint, tenant, wishes, request_id)
-            plan = entry.plans[key] = BodyPlan(self.registry.generation, slot.changes, want)
-        return plan.want
+            plan = BodyPlan(self.registry.generation, slot.changes, want)
+            if is_as_ever:
+                entry.plans[key] = plan
+        return plan.want if not engine else msgspec.structs.replace(plan.want, model=engine)

@@ -378,9 +378,9 @@ class ProxyLinks:
         elif not self._daemon.connected:
             entry.gate.not_woken(told.status)
 
-    def touch(self, agent: str, at: float) -> None:
-        """The agent was active at `at` (Unix seconds). Tells the daemon within ACTIVE_S, or when it is back."""
-        self._active[agent] = at
+    def touch(self, agent: str) -> None:
+        """The agent is active now. Tells the daemon within ACTIVE_S, or when it is back."""
+        self._active[agent] = time.time()
         if not self._active_due:
             self._active_due = True
             self._loop.call_later(ACTIVE_S, self._tell_active)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from hive.domain import Caller, ModelInfo, Tier
@@ -51,10 +49,6 @@ class ModelRouting:
     def __repr__(self) -> str:
         return f"<ModelRouting {len(self.models)} models, {len(self._routes)} names known>"
 
-    @property
-    def _aliases(self) -> Mapping[str, tuple[str, ...]]:
-        return self._preferences.aliases
-
     def use_settings(self, inference: InferenceSection) -> None:
         self._preferences = preferences_of(inference)
         self._forget()
@@ -86,7 +80,7 @@ class ModelRouting:
 
     def targets_of(self, asked: str) -> tuple[str, ...]:
         """The models that an alias names; none where this is no alias."""
-        return self._aliases.get(spelled(asked), ())
+        return self._preferences.aliases.get(spelled(asked), ())
 
     def is_later_target(self, asked: str, caller: Caller) -> bool:
         """Whether the model that this name means to the caller stands in for an earlier target of an alias."""
@@ -94,7 +88,7 @@ class ModelRouting:
 
     def meant(self, asked: str) -> str:
         """The name by which it is judged whether a model may be used: of a dated alias the alias."""
-        return undated(asked, self._aliases, self._offers)
+        return undated(asked, self._preferences.aliases, self._offers)
 
     def _explained(self, asked: str, caller: Caller) -> Explained:
         return self._routes.get((asked, caller.tier, caller.models)) or self._explain(asked, caller)
@@ -104,7 +98,7 @@ class ModelRouting:
             self._routes.clear()
         permitted = self._permits.get(caller.models)
         if permitted is None:
-            permitted = self._permits[caller.models] = permits(caller.models, self._aliases, self.where)
+            permitted = self._permits[caller.models] = permits(caller.models, self._preferences.aliases, self.where)
         asks = (caller.models, asked, caller.tier)
         found = explain_for(*asks, self._offers, self._preferences, self.where, permitted)
         self._routes[asked, caller.tier, caller.models] = found
@@ -160,14 +154,14 @@ class ModelRouting:
         return frozenset(name for name in far if not self._is_named(name, caller)) if far else far
 
     def _is_named(self, model: str, caller: Caller) -> bool:
-        return caller.models is not None and spelled(model) in named(caller.models, self._aliases)
+        return caller.models is not None and spelled(model) in named(caller.models, self._preferences.aliases)
 
     def _aliases_of(self, caller: Caller) -> list[tuple[ModelInfo, str]]:
         """Every alias as a model of that name, and the model it stands for, where that is there for this caller. A name
         that a model has is no alias."""
         found, by_name = [], {model.name: model for model in self.models}
         names = {offer.key for offer in self._offers}
-        for alias in self._aliases:
+        for alias in self._preferences.aliases:
             target = "" if alias in names else self._explained(alias, caller).model
             if target:
                 found.append((msgspec.structs.replace(by_name[target], name=alias, parent=""), target))

@@ -106,7 +106,7 @@ class ProxyServer:
             deadlines=self._deadlines,
             usage=self._usage,
             epoch=self.epoch,
-            on_activity=self._touch,
+            on_activity=self._links.touch,
             metrics=self.metrics,
             readers=self._readers,
         )
@@ -495,9 +495,6 @@ class ProxyServer:
         self._links.jobs.closed(connection)
         if isinstance(connection.owner, AgentEntry):
             connection.owner.gate.settle(time.monotonic())
-
-    def _touch(self, agent: str) -> None:
-        self._links.touch(agent, time.time())
 
 
 def _agent_sleeps(connection: wire.Connection) -> bool:

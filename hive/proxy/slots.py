@@ -166,12 +166,13 @@ class SlotTable:
         AdapterNotLoaded;
         Saturated if it cannot be known yet; BadRequest where none is named and there are several servers."""
         active, routing = self.active, self.routing
-        asked = self.adapters.instead_of(asked) or asked
+        if self.adapters.has_any:
+            asked = self.adapters.instead_of(asked) or asked
         if not self.pooled:
             if not asked or active.gate.is_closed:  # behind the gate it is asked again
                 return asked, active
             backend = active.backend
-            if routing.where.can_be_far and not routing.models and backend is not None and not backend.up:
+            if not routing.models and routing.where.can_be_far and backend is not None and not backend.up:
                 raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
             return self._served(asked, caller), active
         if not asked and active.backend is None:
@@ -198,6 +199,8 @@ class SlotTable:
 
     def told(self, asked: str, served: str) -> str:
         """As `AdapterTable.told`, also of an alias that may lead to an adapter."""
+        if not self.adapters.has_any:
+            return ""
         names = (asked, *self.routing.targets_of(asked))
         return next((told for name in names if (told := self.adapters.told(name, served))), "")
 

@@ -21,7 +21,7 @@ TRIM_BYTES = 1024 * 1024
 """A committed beginning of this size is cut off where the rest is smaller; a file all committed is emptied at a
 sixteenth of it."""
 RESERVED_BYTES = 256 * 1024
-"""Of the disk for lines that are yet to come, 900 events: a disk that others fill takes them, while SQLite, whose own
+"""Of the disk for lines that are yet to come, 1,000 events: a disk that others fill takes them, while SQLite, whose own
 file is on the same disk, takes nothing any more."""
 _KEEP_SIZE = 1
 """`FALLOC_FL_KEEP_SIZE` of fallocate(2)."""

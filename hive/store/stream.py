@@ -20,7 +20,7 @@ MOST_AMOUNT, MOST_WORK = 1e9, 2.0**50
 """The same of seconds of audio and images, and of the pixels of all their steps."""
 MOST_EVENTS = 2**53
 ENTRY_EVENTS = 100
-"""Events that share one entry of the stream, about 30 KB."""
+"""Events that share one entry of the stream, about 25 KB."""
 
 _decode = msgspec.json.Decoder(UsageEvent).decode
 

@@ -398,7 +398,7 @@ async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
     monkeypatch.setattr(usage_spool, "HELD_S", 0.1)
     async with opened(tmp_path, "p1", reader) as log:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # in the middle of the third line
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # in the middle of the third line
         try:
             gone: list[int] = []
             for seq in range(1, 6):
