@@ -15,6 +15,7 @@ def version(call: CommandCall) -> None:
     """Prints the version of this command, its build, and the commit it was made from where it is no release.
 
     What follows the + is another one for any other code, and the same in a clone, a wheel and an installed Hive.
+    compiled=yes: what each request passes was compiled (HIVE_COMPILE=1 ./install.sh).
 
     Examples:
       hive version
