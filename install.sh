@@ -5,6 +5,8 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 venv=$root/.venv
 prefix=""
+compile=""
+[ "${HIVE_COMPILE:-}" != 1 ] || compile=1
 
 usage() {
     cat >&2 <<'TEXT'
@@ -12,7 +14,8 @@ usage: ./install.sh up [ARGS]     install beside this script if needed, then run
        ./install.sh test [ARGS]   the same with the test extras, then run: pytest ARGS (--quick: two minutes of them;
                                   --engines: those with real inference engines and containers)
        ./install.sh [--dry-run] [--prefix DIR]
-                                  make this box a Hive, or bring the one that is on it up to date (as root; systemd 252)
+                                  make this box a Hive, or bring the one that is on it up to date (as root; systemd 252);
+                                  with HIVE_COMPILE=1 before it what each request passes is compiled (gcc, python3-dev)
        ./install.sh --uninstall [--purge] [--yes] [--dry-run] [--prefix DIR]
                                   take it away again; --purge: configuration, secrets and state, too
        HIVE_PYTHON=PATH           the Python of a new environment; else the first on PATH that was built with a profile
@@ -85,7 +88,11 @@ missing_packages() {
     if [ -z "$python" ] || ! venv_works "$python"; then echo python3-venv; fi
     # An image brings its own.
     if [ -z "$prefix" ] && ! command -v redis-server >/dev/null; then echo redis-server; fi
+    if [ -n "$compile" ] && ! command -v gcc >/dev/null; then echo gcc; fi
+    if [ -n "$compile" ] && [ -n "$python" ] && ! has_headers "$python"; then echo python3-dev; fi
 }
+
+has_headers() { "$1" -c 'import pathlib, sysconfig as s, sys; sys.exit(not pathlib.Path(s.get_path("include"), "Python.h").exists())'; }
 
 apt_lists_are_empty() { ! compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null; }
 
@@ -182,10 +189,11 @@ ensure_installed() {
 # --- a whole box -----------------------------------------------------------------------------------------------------
 
 # What a version is made of. Where the same is there already, no new environment is made.
-sources=(hive systemd conf man pyproject.toml constraints.txt README.md)
+sources=(hive systemd conf man pyproject.toml setup.py constraints.txt README.md)
 code_stamp() {
     {
         "$(find_python)" --version
+        [ -z "$compile" ] || echo compiled
         cd -- "$root"
         find "${sources[@]}" -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum
     } | sha256sum | cut -d' ' -f1
@@ -226,7 +234,9 @@ fill_version() {
     (cd -- "$root" && tar -c --exclude=__pycache__ -- "${sources[@]}") | tar -x -C "$copy"
     # What was added to the version before: jobs with MCP servers go on working.
     if compgen -G "$prefix/opt/hive/current/lib/python3*/site-packages/mcp" >/dev/null; then extras="[mcp]"; fi
-    quietly "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-warn-script-location \
+    # By the environment, too: from there pip takes it for what it builds with.
+    quietly env PIP_CONSTRAINT="$copy/constraints.txt" PIP_BUILD_CONSTRAINT="$copy/constraints.txt" HIVE_COMPILE="$compile" \
+        "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-warn-script-location \
         -c "$copy/constraints.txt" "$copy$extras" || code=$?
     rm -rf -- "$copy"
     [ "$code" -eq 0 ] || die_of_pip
@@ -551,6 +561,9 @@ box() {
     esac
 }
 
+case ${1:-} in
+    up | test) [ -z "$compile" ] || die "HIVE_COMPILE=1 is for a box, ./install.sh alone: a checkout has no compiled files" 2 ;;
+esac
 case ${1:-} in
     up)
         shift

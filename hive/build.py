@@ -7,14 +7,21 @@ build would write.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 from hive import __version__
 
 CODE = Path(__file__).parent
+COMPILED = CODE / "_compiled.json"
+"""Which sources were compiled, and for which Python; there is none where nothing was (setup.py writes it)."""
+COMPILE_AGAIN = "HIVE_COMPILE=1 ./install.sh"
 SHARED = (
     *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
     "systemd/hive-model@comfyui-42233297.service.d/*.conf",
@@ -73,6 +80,33 @@ def home() -> Path:
 
 def in_environment(venv: Path) -> Path:
     return venv / "share" / "hive"
+
+
+def compiled() -> str:
+    """`yes` where parts of this Hive are compiled, as the version and metrics say it, else `no`."""
+    return "yes" if COMPILED.exists() else "no"
+
+
+def compiled_from(code: Path, sources: Iterable[str]) -> dict[str, Any]:
+    """The contents of COMPILED for these files, named from the directory that `code` is in. Raises OSError."""
+    digests = {name: hashlib.sha256((code.parent / name).read_bytes()).hexdigest() for name in sorted(sources)}
+    return {"abi": EXTENSION_SUFFIXES[0].split(".")[1], "sources": digests}
+
+
+def why_not_as_compiled(written: Path = COMPILED) -> str:
+    """What differs from what was compiled; empty where all is as it was, or nothing was compiled.
+
+    Python takes a compiled file whatever its source says by now, and passes one of another Python over in silence.
+    """
+    try:
+        was = json.loads(written.read_bytes())
+        now = compiled_from(written.parent, was["sources"])
+    except FileNotFoundError as error:
+        return f"{error.filename} is gone" if written.exists() else ""
+    if was["abi"] != now["abi"]:
+        return f"it was compiled for {was['abi']}, and this Python is {now['abi']}"
+    changed = [name for name, digest in now["sources"].items() if digest != was["sources"][name]]
+    return f"{changed[0]} is another than the one that was compiled" if changed else ""
 
 
 def digest_of(code: Path, shared: Path) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -81,7 +83,86 @@ def test_every_way_to_ask_the_command_is_answered_the_same() -> None:
     third = subprocess.run([*SAID, "version", "--json"], capture_output=True, text=True, check=True).stdout
     told = json.loads(third)
     commit = f" ({told['commit']})" if told["commit"] else ""
-    assert first == second == f"hive {told['hive']}{commit}\n"
+    assert first == second == f"hive {told['hive']}{commit} compiled={'yes' if told['compiled'] else 'no'}\n"
+
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+ONE = "hive/queue/limits.py"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree in which one module is compiled, by setup.py."""
+    if importlib.util.find_spec("mypyc") is None or shutil.which("gcc") is None:
+        pytest.skip("mypy of the extra `dev`, or gcc, is not installed")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("the headers of this Python are not installed")
+    tree = tmp_path_factory.mktemp("compiled")
+    shutil.copytree(REPOSITORY / "hive", tree / "hive", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(REPOSITORY / "setup.py", tree)
+    (tree / "README.md").touch()
+    before, rest = (REPOSITORY / "pyproject.toml").read_text().split("\n[tool.hive]\n")
+    after = rest.partition("\n]\n")[2]
+    (tree / "pyproject.toml").write_text(f'{before}\n[tool.hive]\ncompiled = ["{ONE}"]\n{after}')
+    env = {**os.environ, "HIVE_COMPILE": "1"}
+    words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    ran = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return tree
+
+
+def hive_of(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run([*SAID, *words], cwd=tree, env=env, capture_output=True, text=True)
+
+
+def test_a_compiled_hive_says_so_and_runs_what_was_compiled(compiled: Path) -> None:
+    said = hive_of(compiled, "--version")
+    assert said.stdout.endswith(" compiled=yes\n"), said.stderr
+    program = "import hive.queue.limits as it; print(it.__file__, it.SlidingWindow(1, 9).take(0.0))"
+    env = {**os.environ, "PYTHONPATH": str(compiled)}
+    ran = subprocess.run([sys.executable, "-P", "-c", program], env=env, capture_output=True, text=True, check=True)
+    file, taken = ran.stdout.split()
+    assert file.endswith(".so")
+    assert taken == "None"
+
+
+def test_a_compiled_hive_whose_source_has_another_byte_does_not_start(compiled: Path) -> None:
+    """Python takes the compiled file before the source: the old code ran, and the new one was read."""
+    source = compiled / ONE
+    before = source.read_bytes()
+    source.write_bytes(before + b"\n")
+    try:
+        refused = hive_of(compiled, "version")
+    finally:
+        source.write_bytes(before)
+    assert refused.returncode == 5
+    assert refused.stderr == (
+        f"hive: this Hive is not as it was compiled: {ONE} is another than the one that was compiled"
+        f"  [dependency_down]\n"
+        f"hint: {build.COMPILE_AGAIN}\n"
+    )
+    assert hive_of(compiled, "version").returncode == 0
+
+
+def test_a_compiled_hive_does_not_start_with_another_python(compiled: Path) -> None:
+    """Another Python passes the compiled files over in silence."""
+    written = compiled / "hive" / build.COMPILED.name
+    before = written.read_text()
+    written.write_text(before.replace('"abi": "cpython-3', '"abi": "cpython-4'))
+    try:
+        refused = hive_of(compiled, "version", "--json")
+    finally:
+        written.write_text(before)
+    told = json.loads(refused.stderr)
+    assert (refused.returncode, told["code"], told["hint"]) == (5, "dependency_down", build.COMPILE_AGAIN)
+    assert "it was compiled for cpython-4" in told["message"]
+
+
+def test_a_checkout_has_no_compiled_files() -> None:
+    assert not build.COMPILED.exists()
+    assert not [*build.CODE.rglob("*.so")]
 
 
 # --- the commit ------------------------------------------------------------------------------------------------------

@@ -17,11 +17,15 @@ RUN_MODEL = "run-model"
 JOBS = "jobs"
 OPTIONS = ("--grant", "--socket", "--state-dir", "--hive-state-dir", "--config")
 NEEDED = OPTIONS[:3]
+COMPILED = Path(__file__).parents[1] / "_compiled.json"
+"""As `hive.build.COMPILED`, which is imported only where there is one."""
 
 
 def run() -> None:
     """The program, with its arguments."""
     words = sys.argv[1:]
+    if COMPILED.exists():
+        _require_as_compiled(words)
     if words[:1] == [RUN_MODEL] and (options := plain_options(words[1:])) is not None:
         sys.exit(_reported(words[1], options))
     if words == [JOBS] or (words[:2] == [JOBS, "--link-fd"] and len(words) == 3 and words[2].isdigit()):
@@ -41,6 +45,18 @@ def _leave(code: int) -> NoReturn:
         with suppress(OSError, ValueError, AttributeError):  # said by `main`; a closed descriptor has no stream
             stream.flush()
     os._exit(code)
+
+
+def _require_as_compiled(words: Sequence[str]) -> None:
+    """Exits where the code that would run is not the one that is to be read beside it."""
+    from hive import build
+
+    if why := build.why_not_as_compiled():
+        from hive.cli.call import report, wants_json
+        from hive.errors import DependencyDown
+
+        error = DependencyDown(f"this Hive is not as it was compiled: {why}", hint=build.COMPILE_AGAIN)
+        sys.exit(report(error, as_json=wants_json(words)))
 
 
 def _reported(slot: str, options: Mapping[str, str]) -> int:

@@ -15,19 +15,26 @@ def version(call: CommandCall) -> None:
     """Prints the version of this command, its build, and the commit it was made from where it is no release.
 
     What follows the + is another one for any other code, and the same in a clone, a wheel and an installed Hive.
+    compiled=yes: what each request passes was compiled (HIVE_COMPILE=1 ./install.sh).
 
     Examples:
       hive version
       hive version --json
     """
-    said = {"hive": build.version(), "commit": commit() or None, "python": platform.python_version()}
+    said = {
+        "hive": build.version(),
+        "commit": commit() or None,
+        "python": platform.python_version(),
+        "compiled": build.COMPILED.exists(),
+    }
     call.show("version", said, line)
 
 
 def line() -> str:
     """The answer of `hive --version`, too."""
     found = commit()
-    return f"hive {build.version()} ({found})" if found else f"hive {build.version()}"
+    named = f"hive {build.version()} ({found})" if found else f"hive {build.version()}"
+    return f"{named} compiled={build.compiled()}"
 
 
 def commit() -> str:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
-from hive.build import version
+from hive.build import compiled, version
 from hive.conditions import FoundCondition
 from hive.control import runner_counts as aliases
 from hive.control.counters import Counters
@@ -40,7 +40,12 @@ from hive.store.database import Database
 from hive.store.live import Live
 
 TABLE = (
-    MetricRow("build_info", MetricKind.GAUGE, ("version",), "1, for the version of this daemon."),
+    MetricRow(
+        "build_info",
+        MetricKind.GAUGE,
+        ("version", "compiled"),
+        "1, for the version of this daemon; `compiled`: yes or no.",
+    ),
     MetricRow("start_time_seconds", MetricKind.GAUGE, (), "When this daemon started, Unix seconds."),
     MetricRow("agents", MetricKind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
     MetricRow("requests", MetricKind.COUNTER, (), "Requests that ended, of all time."),
@@ -347,7 +352,7 @@ class Scraper:
         backend = self.effects.backend
         kind = "" if backend is None else str(backend.kind)
         return {
-            "build_info": {(version(),): 1},
+            "build_info": {(version(), compiled()): 1},
             "start_time_seconds": _just(self.started_at),
             **host_values(memory.read_memory(), files.size_bytes(self.state_dir), files.free_bytes(self.state_dir)),
             "backend_up": {(kind,): float(backend is not None and backend.up)},

@@ -24,15 +24,29 @@ from __future__ import annotations
 from typing import Protocol
 
 import msgspec
+from msgspec import Raw
 
 from hive.backends.kinds import spec_of
 from hive.dialects.errors import GaveUp, gave_up_saying
 from hive.dialects.ndjson import NdjsonReader
-from hive.dialects.openai_answers import GIVEN_UP, NONE, NOT_JSON, Number, count
+from hive.dialects.openai_answers import GIVEN_UP, NONE, NOT_JSON, count
 from hive.dialects.sse import SseReader
 from hive.domain import RequestUsage
 from hive.endpoints.endpoints import Endpoint, Meter
 from hive.errors import BackendDown
+from hive.metering.metering_rows import (
+    EndedChoice,
+    MessagesEvent,
+    TokenCounts,
+    ToldMembers,
+    decode_choices,
+    decode_counts,
+    decode_delta,
+    decode_evaluated,
+    decode_messages_event,
+    decode_timings,
+    decode_told,
+)
 
 _OPENAI = Meter.OPENAI
 """By a name of its own, see `hive.queue.gate`."""
@@ -41,72 +55,7 @@ ONLY_IF_ASKED = "usage, if it is asked for"
 MAX_WHOLE = 1024 * 1024
 """Bytes of a one-piece answer that are kept to be read; of a longer one its two ends are."""
 END_KEPT = 8 * 1024
-
-
-Raw = msgspec.Raw
 _NULL, _TRUE, _ERROR = Raw(b"null"), Raw(b"true"), Raw(b'"error"')
-
-
-class _Cached(msgspec.Struct):
-    cached_tokens: Number | None = None
-
-
-class _Counts(msgspec.Struct):
-    """OpenAI's three, then Anthropic's four."""
-
-    prompt_tokens: Number | None = None
-    completion_tokens: Number | None = None
-    prompt_tokens_details: _Cached | None = None
-    input_tokens: Number | None = None
-    output_tokens: Number | None = None
-    cache_read_input_tokens: Number | None = None
-    cache_creation_input_tokens: Number | None = None
-
-
-class _Timings(msgspec.Struct):
-    """llama-server's; `prompt_n` leaves out the tokens from its cache."""
-
-    prompt_n: Number
-    predicted_n: Number
-    cache_n: Number = 0
-
-
-class _Evaluated(msgspec.Struct):
-    """Ollama's."""
-
-    prompt_eval_count: Number | None = None
-    eval_count: Number | None = None
-    prompt_eval_cached_count: Number | None = None
-
-
-class _Told(msgspec.Struct):
-    """The members of an object of any dialect about its cost and its end, as they were written: a bad value of one
-    leaves the others readable."""
-
-    usage: Raw = NONE
-    timings: Raw = NONE
-    prompt_eval_count: Raw = NONE
-    error: Raw = NONE
-    object: Raw = NONE
-    type: Raw = NONE
-    choices: Raw = NONE
-    stop_reason: Raw = NONE
-    done: Raw = NONE
-    data: Raw = NONE
-    embeddings: Raw = NONE
-    embedding: Raw = NONE
-    results: Raw = NONE
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: Raw = NONE
-
-
-_told = msgspec.json.Decoder(_Told).decode
-_counts = msgspec.json.Decoder(_Counts).decode
-_timings = msgspec.json.Decoder(_Timings).decode
-_evaluated = msgspec.json.Decoder(_Evaluated).decode
-_choices = msgspec.json.Decoder(list[_Choice]).decode
 _GIVEN_UP = frozenset(b'"%b"' % reason.encode() for reason in GIVEN_UP)
 _NO_END = _GIVEN_UP | {b"null"}
 """Reasons that a choice of a whole answer does not have."""
@@ -146,17 +95,17 @@ def read_cost(payload: bytes) -> RequestUsage:
     RequestUsage(tokens_in=None, tokens_out=None, cached_tokens=None)
     """
     try:
-        return _cost_of(_told(payload), payload)
+        return _cost_of(decode_told(payload), payload)
     except NOT_JSON:
         return UNKNOWN
 
 
-def _cost_of(told: _Told, payload: bytes) -> RequestUsage:
+def _cost_of(told: ToldMembers, payload: bytes) -> RequestUsage:
     try:
         if told.usage is not NONE and (usage := _usage(told.usage)) is not None:
             return usage
         if told.timings is not NONE and told.timings != _NULL:
-            timings = _timings(told.timings)
+            timings = decode_timings(told.timings)
             return RequestUsage(
                 tokens_in=count(timings.prompt_n + timings.cache_n),
                 tokens_out=count(timings.predicted_n),
@@ -164,7 +113,7 @@ def _cost_of(told: _Told, payload: bytes) -> RequestUsage:
             )
         if told.prompt_eval_count is NONE and b'"eval_count"' not in payload:
             return UNKNOWN
-        counts = _evaluated(payload)
+        counts = decode_evaluated(payload)
     except NOT_JSON:
         return UNKNOWN
     return RequestUsage(
@@ -178,7 +127,7 @@ def _usage(raw: Raw) -> RequestUsage | None:
     """OpenAI's or Anthropic's; None where it is neither. Raises one of NOT_JSON."""
     if raw == _NULL:
         return None
-    counts = _counts(raw)
+    counts = decode_counts(raw)
     if counts.prompt_tokens is not None:
         details = counts.prompt_tokens_details
         return RequestUsage(
@@ -189,7 +138,7 @@ def _usage(raw: Raw) -> RequestUsage | None:
     return _anthropic_usage(counts) if counts.input_tokens is not None else None
 
 
-def _anthropic_usage(counts: _Counts) -> RequestUsage:
+def _anthropic_usage(counts: TokenCounts) -> RequestUsage:
     """Anthropic's `input_tokens` leave out tokens that came from a cache or went into one."""
     parts = [counts.input_tokens, counts.cache_read_input_tokens, counts.cache_creation_input_tokens]
     given = [part for part in map(count, parts) if part is not None]
@@ -209,7 +158,7 @@ def gave_up_in(payload: bytes) -> GaveUp | None:
     (GaveUp(body=b'', status=502), None)
     """
     try:
-        told = _told(payload)
+        told = decode_told(payload)
     except NOT_JSON:
         return None
     if _is_error(told):
@@ -217,7 +166,7 @@ def gave_up_in(payload: bytes) -> GaveUp | None:
     return GaveUp() if _reasons(_choices_of(told)) & _GIVEN_UP else None
 
 
-def _is_error(told: _Told) -> bool:
+def _is_error(told: ToldMembers) -> bool:
     return (
         (told.error is not NONE and told.error != _NULL)
         or told.object == _ERROR  # vLLM before 0.10
@@ -225,14 +174,14 @@ def _is_error(told: _Told) -> bool:
     )
 
 
-def _choices_of(told: _Told) -> list[_Choice]:
+def _choices_of(told: ToldMembers) -> list[EndedChoice]:
     try:
-        return _choices(told.choices)
+        return decode_choices(told.choices)
     except NOT_JSON:
         return []
 
 
-def _reasons(choices: list[_Choice]) -> set[bytes]:
+def _reasons(choices: list[EndedChoice]) -> set[bytes]:
     """The reasons why choices ended, as written; null for one that says that it has not."""
     return {bytes(choice.finish_reason) for choice in choices if choice.finish_reason is not NONE}
 
@@ -244,7 +193,7 @@ def _is_done(payload: bytes) -> bool:
     (True, False)
     """
     try:
-        return _told(payload).done == _TRUE
+        return decode_told(payload).done == _TRUE
     except NOT_JSON:
         return False
 
@@ -254,7 +203,7 @@ def _is_cut_short(payload: bytes) -> bool:
     if payload[-1] == 0x7D:  # a closing brace: the others need a closer look
         return False
     try:
-        _told(payload)
+        decode_told(payload)
     except NOT_JSON:
         return True
     return False
@@ -342,21 +291,6 @@ class SseReading:
                 self.usage = usage
 
 
-class _Delta(msgspec.Struct):
-    stop_reason: Raw = NONE
-
-
-class _MessagesEvent(msgspec.Struct):
-    type: Raw = NONE
-    message: Raw = NONE
-    delta: Raw = NONE
-    usage: Raw = NONE
-
-
-_messages_event = msgspec.json.Decoder(_MessagesEvent).decode
-_delta = msgspec.json.Decoder(_Delta | None).decode
-
-
 class MessagesReading:
     """A stream of the Anthropic dialect; its end is the event `message_stop`, after a `message_delta` with a reason.
 
@@ -403,20 +337,20 @@ class MessagesReading:
             self.gave_up = self.gave_up or why
             return
         try:
-            event = _messages_event(payload)
+            event = decode_messages_event(payload)
             kind = bytes(event.type)
             if kind == b'"message_stop"':
                 self.whole = self._has_reason and not self._has_hole and self.gave_up is None
             elif kind == b'"message_start"':
                 self._given = RequestUsage()
-                self._given = _usage_in(_messages_event(event.message).usage) or self._given
+                self._given = _usage_in(decode_messages_event(event.message).usage) or self._given
             elif kind == b'"message_delta"':
                 self._note_end(event)
         except NOT_JSON:
             self._has_hole = True
 
-    def _note_end(self, event: _MessagesEvent) -> None:
-        delta = _delta(event.delta)
+    def _note_end(self, event: MessagesEvent) -> None:
+        delta = decode_delta(event.delta)
         if delta is not None and delta.stop_reason is not NONE:
             self._has_reason = delta.stop_reason != _NULL
             if not self._has_reason:
@@ -435,7 +369,7 @@ class MessagesReading:
 def _usage_in(raw: Raw) -> RequestUsage | None:
     """Anthropic's; None where none is told, or none that can be read."""
     try:
-        return None if raw == _NULL else _anthropic_usage(_counts(raw))
+        return None if raw == _NULL else _anthropic_usage(decode_counts(raw))
     except NOT_JSON:
         return None
 
@@ -534,7 +468,7 @@ class WholeReading:
         self.whole = False
         try:
             answer.decode()  # else no client can read it; fields ignored below are not looked at
-            told = _told(answer)
+            told = decode_told(answer)
         except NOT_JSON:
             return
         self.usage = _cost_of(told, answer)
@@ -556,14 +490,15 @@ _NEEDS = {
 """The list in an answer without words, by its field; such an answer is never a stream."""
 
 
-def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
+def _is_answer(endpoint: Endpoint, told: ToldMembers) -> bool:
     """Whether this object is a whole answer of that endpoint, by the fields its clients need.
 
     >>> from hive.endpoints.endpoints import find
     >>> chat = find(b"POST", b"/v1/chat/completions")
-    >>> [_is_answer(chat, _told(b'{"choices":[{"finish_reason":%b}]}' % reason)) for reason in (b'"stop"', b"null")]
+    >>> ended = [decode_told(b'{"choices":[{"finish_reason":%b}]}' % reason) for reason in (b'"stop"', b"null")]
+    >>> [_is_answer(chat, told) for told in ended]
     [True, False]
-    >>> _is_answer(find(b"POST", b"/api/chat"), _told(b'{"message":{},"done":false}'))
+    >>> _is_answer(find(b"POST", b"/api/chat"), decode_told(b'{"message":{},"done":false}'))
     False
     """
     needed = _NEEDS.get(endpoint.name)

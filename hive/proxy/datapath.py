@@ -46,6 +46,7 @@ from hive.settings.table import Settings
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
 from hive.wire.heads import Fields
+from hive.wire.http1 import Request
 
 log = logging.getLogger("hive.proxy")
 
@@ -92,6 +93,14 @@ class Decided(msgspec.Struct, frozen=True):
     opening: tuple[FieldRules, Opening] | None
     is_local_only: bool = False
     budgets: tuple[SpendingAccount, ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request after step 2: its agent is known, and by which rules it is asked."""
+
+    request: Request
+    entry: AgentEntry
+    decided: Decided
 
 
 class DataPath:

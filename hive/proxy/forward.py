@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import msgspec
-
 from hive.bodies import body
 from hive.bodies.body import BodyChoice, NamedBody
 from hive.bodies.body_workers import BodyReading
@@ -38,7 +36,7 @@ from hive.proxy import background_answers, kept_answers, own_answers
 from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
-from hive.proxy.datapath import DataPath, Decided
+from hive.proxy.datapath import DataPath, Decided, Prepared
 from hive.proxy.id_slots import IdSlots
 from hive.proxy.identity import (
     NO_WISHES,
@@ -92,14 +90,6 @@ KEPT_BODY_MAX = MIB
 
 KeptWork = Callable[[], Awaitable[OwnAnswer | BackgroundStream]]
 """Asks the daemon for an answer about responses."""
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """A request after step 2: its agent is known, and by which rules it is asked."""
-
-    request: Request
-    entry: AgentEntry
-    decided: Decided
 
 
 class Exchange:

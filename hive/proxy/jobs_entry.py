@@ -14,8 +14,8 @@ from hive.dialects.translators import RESPONSES
 from hive.domain import Dialect
 from hive.errors import Cancelled, HiveError, NotFound, NotPermitted, Saturated, Unauthorized
 from hive.link.jobs import JobGrantRow
-from hive.proxy.datapath import DataPath
-from hive.proxy.forward import Exchange, Prepared
+from hive.proxy.datapath import DataPath, Prepared
+from hive.proxy.forward import Exchange
 from hive.proxy.identity import NO_WISHES, Wishes, bearer
 from hive.proxy.ingress import PREFIX, IngressExchange, IngressPath, split_target
 from hive.proxy.refusals import answer_error

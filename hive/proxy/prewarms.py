@@ -27,8 +27,8 @@ from hive.link.link import LinkReply, failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.metering.cost import UNKNOWN, RequestCost, cost_of
 from hive.models.salts import is_kept
-from hive.proxy.datapath import DataPath, Decided
-from hive.proxy.forward import Exchange, Prepared
+from hive.proxy.datapath import DataPath, Decided, Prepared
+from hive.proxy.forward import Exchange
 from hive.proxy.identity import Wishes
 from hive.proxy.registry import AgentEntry
 from hive.proxy.slot import Slot

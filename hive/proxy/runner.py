@@ -18,8 +18,8 @@ from hive.endpoints.runner_paths import is_runners
 from hive.errors import HiveError, LinkLost, NotPermitted, RunnerNotReady, Saturated, TooLarge, Unauthorized
 from hive.link.link import Link
 from hive.link.runner import CALLS_MAX, RunnerCall, RunnerSaid, TokenRow
-from hive.proxy.datapath import DataPath
-from hive.proxy.forward import Exchange, Prepared
+from hive.proxy.datapath import DataPath, Prepared
+from hive.proxy.forward import Exchange
 from hive.proxy.identity import bearer
 from hive.proxy.registry import AgentEntry
 from hive.shapes.runner import runner_error

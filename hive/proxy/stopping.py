@@ -16,7 +16,8 @@ from hive.wire.http1 import Response
 from hive.wire.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
-    from hive.proxy.forward import Exchange, Prepared
+    from hive.proxy.datapath import Prepared
+    from hive.proxy.forward import Exchange
 
 STATE = "cancelling"
 """Its state in `hive queue`."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from hive.errors import Cancelled
 from hive.link.requests import QueueIs, UnderWay
-from hive.proxy.forward import Exchange, Prepared
+from hive.proxy.datapath import Prepared
+from hive.proxy.forward import Exchange
 from hive.proxy.registry import Registry
 from hive.proxy.slot import Slot
 from hive.proxy.stopping import STATE as STOPPING

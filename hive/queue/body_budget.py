@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
 AGENT_PART = 8
 """One agent and its callers hold at most the budget divided by this."""
 TENANT_PART = 2
@@ -161,7 +159,7 @@ class BodyBudget:
         return freed
 
 
-class HeldBody(msgspec.Struct):
+class HeldBody:
     """The bytes of the budget that one request holds for its body, until `release`. Nothing is counted before it is
     known whose they are (`share`): such a request is refused. The request is passed in: kept here, it would be a
     cycle for the garbage collector.
@@ -176,9 +174,12 @@ class HeldBody(msgspec.Struct):
     <BodyBudget 0/100 B>
     """
 
-    budget: BodyBudget
-    share: BodyShare | None = None
-    size: int = 0
+    __slots__ = ("budget", "share", "size")
+
+    def __init__(self, budget: BodyBudget, share: BodyShare | None = None) -> None:
+        self.budget = budget
+        self.share = share
+        self.size = 0
 
     def __repr__(self) -> str:
         return f"<HeldBody {self.size} B>"

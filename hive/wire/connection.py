@@ -15,9 +15,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
-
-import msgspec
+from typing import NamedTuple, Protocol
 
 from hive.errors import HiveError, RequestTimeout, Saturated
 from hive.wire.budget import LONG_READ, HalfOpen, body_deadline
@@ -38,7 +36,7 @@ EMPTY_LINE = (b"\r\n", b"\r")
 """Bytes a client may send between two requests, whole or in part; they are no reason for a wake."""
 
 
-class ConnectionLimits(msgspec.Struct, frozen=True):
+class ConnectionLimits(NamedTuple):
     """Clocks of a connection, seconds; `max_body` in bytes. `longer`: the paths that take longer ones, by their end."""
 
     head_s: float

@@ -17,8 +17,8 @@ from hive.models.cache_epochs import CacheEpochs, flush_scope
 from hive.proxy.forward import KEPT_BODY_MAX
 from hive.proxy.identity import wishes_of
 from hive.settings.table import TenantRow
+from hive.wire import upstream
 from hive.wire.http1 import Request
-from hive.wire.upstream import Connecting, Pool
 from tests.proxy.harness import JSON_ANSWER, Backend, Client, Proxy, answer, post, proxied, read_request, until
 
 OPERATOR = b"internal"
@@ -105,20 +105,24 @@ async def test_a_request_in_the_line_is_sent_with_the_epochs_of_its_turn(tmp_pat
         assert proxy.registry.queue.running == 0
 
 
+def flush_while_connecting(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the next connection to the server wait for a flush."""
+    dial = upstream.dial
+
+    async def flushed_meanwhile(*words: Any, **named: Any) -> Any:
+        monkeypatch.setattr(upstream, "dial", dial)
+        proxy.registry.use_epochs(CacheEpochs({"all": 1}))
+        return await dial(*words, **named)
+
+    monkeypatch.setattr(upstream, "dial", flushed_meanwhile)
+
+
 async def test_a_request_whose_connection_is_being_made_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with proxied(tmp_path) as (proxy, backend):
-        connect = Pool.connect
-
-        def connect_and_flush(pool: Pool, waiter: Connecting) -> asyncio.Task[None]:
-            monkeypatch.undo()
-            connecting = connect(pool, waiter)
-            proxy.registry.use_epochs(CacheEpochs({"all": 1}))
-            return connecting
-
         proxy.use(backend, BackendKind.VLLM)
-        monkeypatch.setattr(Pool, "connect", connect_and_flush)
+        flush_while_connecting(proxy, monkeypatch)
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(post(b"/v1/completions", BODY)))[0] == 200
         assert json.loads(backend.requests[0][1])["cache_salt"] == await salt_for(proxy, backend)
@@ -204,14 +208,7 @@ async def test_a_flush_while_a_request_is_sent_again_has_it_not_sent(
         seen = dying_once(backend, lambda: None)
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(post(b"/v1/completions", BODY)))[0] == 200
-        connect = Pool.connect
-
-        def flushed_meanwhile(pool: Pool, asker: Any) -> Any:
-            connecting = connect(pool, asker)
-            proxy.registry.use_epochs(CacheEpochs({"all": 1}))
-            return connecting
-
-        monkeypatch.setattr(Pool, "connect", flushed_meanwhile)
+        flush_while_connecting(proxy, monkeypatch)
         assert (await client.ask(post(b"/v1/completions", BODY)))[0] == 502
         assert len(seen) == 2
         assert proxy.registry.queue.running == 0

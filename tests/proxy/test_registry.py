@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -59,10 +60,11 @@ def test_the_groups_that_share_a_cache_are_counted_as_agents_come_and_go(steps: 
 
 def test_activity_is_looked_up_of_those_named_alone() -> None:
     registry = Registry(Mock(), Proxy(), {})
+    asked: list[str] = []
     for agent in "abc":
         registry.learn(row(agent))
-    asked: list[str] = []
-    registry.why_busy_outside = lambda agent, *_, **__: asked.append(agent)  # type: ignore[method-assign]
+        listener = Mock(accept_waiting=partial(asked.append, agent))
+        registry.by_id[agent].listeners["model"] = listener
     assert list(registry.activity(["b", "nobody"], 1.0)) == ["b"]
     assert asked == ["b"]
     assert sorted(registry.activity([], 1.0)) == ["a", "b", "c"]

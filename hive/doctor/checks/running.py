@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hive
-from hive.build import number_of, version
+from hive.build import compiled, number_of, version
 from hive.conditions import condition, conditions_in
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject, TargetKind
@@ -81,7 +81,8 @@ def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool
         return wrong("command_not_installed", own=own.parent)
     if running != mine:
         return wrong("version_differs", running=running, mine=mine)
-    return passed(f"{running} runs, {installed} is installed" if installed else f"{running} runs, and is this one")
+    same = f"{installed} is installed" if installed else "and is this one"
+    return passed(f"{running} runs, {same}; compiled={compiled()}")
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
