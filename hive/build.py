@@ -20,7 +20,7 @@ from hive import __version__
 
 CODE = Path(__file__).parent
 COMPILED = CODE / "_compiled.json"
-"""Which sources were compiled, and for which Python; there is none where nothing was (setup.py writes it)."""
+"""The sources that were compiled, and the Python they were compiled for; no file where nothing was (setup.py writes it)."""
 COMPILE_AGAIN = "HIVE_COMPILE=1 ./install.sh"
 SHARED = (
     *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
@@ -94,7 +94,7 @@ def compiled_from(code: Path, sources: Iterable[str]) -> dict[str, Any]:
 
 
 def why_not_as_compiled(written: Path = COMPILED) -> str:
-    """What differs from what was compiled; empty where all is as it was, or nothing was compiled.
+    """The difference to what was compiled; empty where all is as it was, or nothing was compiled.
 
     Python takes a compiled file whatever its source says by now, and passes one of another Python over in silence.
     """
