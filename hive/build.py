@@ -20,7 +20,7 @@ from hive import __version__
 
 CODE = Path(__file__).parent
 COMPILED = CODE / "_compiled.json"
-"""The sources that were compiled, and the Python they were compiled for; no file where nothing was (setup.py writes it)."""
+"""The sources that were compiled, and their Python; there is no such file where none was (setup.py writes it)."""
 COMPILE_AGAIN = "HIVE_COMPILE=1 ./install.sh"
 SHARED = (
     *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
