@@ -17,7 +17,7 @@ from hive.models.cache_epochs import CacheEpochs, flush_scope
 from hive.proxy.forward import KEPT_BODY_MAX
 from hive.proxy.identity import wishes_of
 from hive.settings.table import TenantRow
-from hive.wire import upstream
+from hive.wire.dial import dial
 from hive.wire.http1 import Request
 from tests.proxy.harness import JSON_ANSWER, Backend, Client, Proxy, answer, post, proxied, read_request, until
 
@@ -107,14 +107,13 @@ async def test_a_request_in_the_line_is_sent_with_the_epochs_of_its_turn(tmp_pat
 
 def flush_while_connecting(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the next connection to the server wait for a flush."""
-    dial = upstream.dial
 
     async def flushed_meanwhile(*words: Any, **named: Any) -> Any:
-        monkeypatch.setattr(upstream, "dial", dial)
+        monkeypatch.undo()
         proxy.registry.use_epochs(CacheEpochs({"all": 1}))
         return await dial(*words, **named)
 
-    monkeypatch.setattr(upstream, "dial", flushed_meanwhile)
+    monkeypatch.setattr("hive.wire.upstream.dial", flushed_meanwhile)
 
 
 async def test_a_request_whose_connection_is_being_made_is_read_again(
