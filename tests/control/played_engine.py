@@ -25,7 +25,11 @@ class PlayedEngine:
         self.address = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:  # it was looked whether somebody listens
+            writer.close()
+            return
         target = head.split()[1]
         if length := re.search(r"(?i)content-length: (\d+)", head):
             await reader.readexactly(int(length[1]))
@@ -39,7 +43,7 @@ class PlayedEngine:
         if (
             self.token
             and "authentication_mode" not in target
-            and f"\r\nauthorization: Bearer {self.token}\r\n" not in head
+            and f"\r\nauthorization: bearer {self.token}\r\n".lower() not in head.lower()
         ):
             status, body = (403 if "uthorization:" in head else 401), b"Unauthorized: Missing authentication token"
         writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))

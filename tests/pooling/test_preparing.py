@@ -28,6 +28,7 @@ class PlayedHelper:
 
     async def slot_prepare(self, id: str) -> None:
         self.asked.append(id)
+        await asyncio.sleep(0)
         await self.may_answer.wait()
         if self.fails:
             raise NotFound("no such model")
