@@ -31,6 +31,7 @@ from hive.sandbox.runtime import Run
 from hive.sandbox.table import noted_runs
 from hive.store import audit, explain, probe, reading
 from hive.store.database import plan_of
+from hive.terminal_text import counted
 
 ANSWER_S = 1.0
 SHOW_S = 2.0
@@ -180,7 +181,13 @@ def _of_daemon(seen: OfflineStatus, code: str) -> FoundCondition:
         return condition("daemon_ended", holder=holder)
     if seen.recorded is not None and seen.recorded.may_not:
         return condition("not_running_as_seen")
-    return condition("not_running", why="")
+    return condition("not_running", why=_why_ended(seen.recorded))
+
+
+def _why_ended(recorded: RecordedStatus | None) -> str:
+    """Empty where it was ended in order, as far as one can see: then agents are on record as stopped."""
+    ended = 0 if recorded is None or recorded.agents is None else recorded.agents.get(ENDED, 0)
+    return f"{counted(ended, 'agent')} ended with it" if ended else ""
 
 
 def _of_unit(code: str, unit: UnitStatus) -> FoundCondition:

@@ -142,7 +142,7 @@ def test_agents_that_live_on_are_told_as_their_processes_are(no_daemon: Hive, st
         assert "Agents: 2 ended, 1 paused, 1 running, 1 stopped, without a Hive; last " in said.out
         living = "2 agents live on, and no Hive answers that manages them"
         assert last_lines(said.out) == [
-            *("this Hive does not run  [not_running]", f"    {again}"),
+            *("this Hive does not run: 2 agents ended with it  [not_running]", f"    {again}"),
             *(f"{living}  [agents_without_hive]", f"    {again}"),
         ]
         checked = no_daemon("doctor", "hive.answers", "sandbox.leftovers", "--state-dir", str(state), "--json")

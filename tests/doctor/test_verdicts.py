@@ -451,6 +451,7 @@ def test_what_an_ollama_left_behind(programs: list[backends.RunningProgram], sta
 # --- Hive itself -------------------------------------------------------------------------------------------------
 
 ENDED = condition("not_running", why="")
+CUT = condition("not_running", why="2 agents ended with it")
 STOPPED = condition("not_running", why="hive.target is stopped")
 LIVING = condition("agents_without_hive", count=2)
 WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}
@@ -465,6 +466,7 @@ WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}
         (Subject(kind=TargetKind.UP, paths=UP, silence="nobody"), SKIP, "nobody"),
         (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[ENDED]), SKIP, "nobody"),
         (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[ENDED, LIVING]), FAIL, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[CUT]), FAIL, "2 agents ended"),
         (
             Subject(kind=TargetKind.UP, paths=UP, offline=[condition("daemon_ended", holder="a hive up")]),
             FAIL,

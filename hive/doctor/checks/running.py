@@ -63,8 +63,8 @@ def _judge_silence(subject: Subject) -> CheckVerdict:
         return wrong("no_state_directory", path=subject.state_dir)
     why = next((one for one in subject.offline if one.code in OF_DAEMON), None)
     # Who has ended his own `hive up` in order may look at the host alone: nothing of it is wrong.
-    is_ended = why is None or [one.code for one in subject.offline] == ["not_running"]
-    if is_ended and not (subject.is_appliance or subject.named):
+    is_in_order = why is None or subject.offline == [condition("not_running", why="")]
+    if is_in_order and not (subject.is_appliance or subject.named):
         return skipped(f"{subject.silence}; its state is in {subject.paths and subject.paths.state}", "{start}")
     if why is None or (why.code == "not_running" and not why.facts["why"]):
         return wrong("not_running", why=subject.silence)
