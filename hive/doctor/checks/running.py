@@ -84,8 +84,8 @@ def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool
     """`running`: the daemon's, empty where none answers. `installed`: name of the current installed version, like
     `0.1.0-3`; empty for none. Another build of the same number is another version. `own`: a file of this command's.
 
-    >>> judge_version("0.1.0", "0.2.0", "0.2.0-1", is_appliance=True, own=Path("/opt/hive/versions/0.2.0-1/x")).reason
-    '0.1.0 runs, but 0.2.0-1 is installed'
+    >>> judge_version("0.2.0", "0.2.0", "0.2.0-1", is_appliance=True, own=Path("/opt/hive/versions/0.2.0-1/x")).reason
+    '0.2.0 runs, 0.2.0-1 is installed; compiled=no'
     """
     if not running:
         return skipped(f"this command is {mine}; no daemon says what it is")
