@@ -37,7 +37,8 @@ class Where(NamedTuple):
     containers. Neither: it is a `hive up`.
 
     `option`: what names it on a command line that talks to it, with a space before it; `files`: on one that works on
-    its files. `sudo`: before a command that needs root; empty for root.
+    its files. `sudo`: before a command that needs root; empty for root. `flags`: those that a `hive up` was started
+    with last, with a space before each; empty where nobody knows.
     """
 
     installed: bool = False
@@ -45,6 +46,7 @@ class Where(NamedTuple):
     option: str = ""
     files: str = ""
     sudo: str = "sudo "
+    flags: str = ""
 
     def look(self, service: str) -> str:
         """The command that says what a service does, and why it ended.
@@ -65,6 +67,15 @@ class Where(NamedTuple):
         """
         return f"hive {words}{self.option}"
 
+    @property
+    def up(self) -> str:
+        """The command that starts a `hive up` again.
+
+        >>> Where(files=" --state-dir /srv/h", flags=" --demo").up
+        'hive up --demo --state-dir /srv/h'
+        """
+        return f"hive up{self.flags}{'' if ' --state-dir ' in self.flags else self.files}"
+
     def typed(self, template: str) -> str:
         """A command as this user types it there: root needs no sudo, and a small Debian has none.
 
@@ -77,7 +88,7 @@ class Where(NamedTuple):
         """Values for the names in the templates of fixes."""
         root = self.sudo if self.installed else ""
         by_kind = {
-            "start": (f"{root}systemctl start hive.target", "docker compose up --detach", f"hive up{self.files}"),
+            "start": (f"{root}systemctl start hive.target", "docker compose up --detach", self.up),
             "restart": (f"{root}systemctl restart hive-daemon", "docker compose restart daemon", self.look("daemon")),
             "again": (
                 f"{root}systemctl restart hive.target",
@@ -95,12 +106,15 @@ class Where(NamedTuple):
         }
 
 
-def where_is(*, apart: bool, state_dir: Path | None = None, socket: str = "", is_root: bool = False) -> Where:
-    """`apart`: it is installed, or in containers. `state_dir`, `socket`: how it was named, where it was."""
+def where_is(
+    *, apart: bool, state_dir: Path | None = None, socket: str = "", is_root: bool = False, flags: str = ""
+) -> Where:
+    """`apart`: it is installed, or in containers. `state_dir`, `socket`: how it was named, where it was. `flags`: of
+    a `hive up`."""
     files = "" if state_dir is None else f" --state-dir {quote(str(state_dir))}"
     option = files or (f" --socket {quote(socket)}" if socket else "")
     installed = apart and os.path.isdir(SYSTEMD)
-    return Where(installed, apart and not installed, option, files, "" if is_root else "sudo ")
+    return Where(installed, apart and not installed, option, files, "" if is_root else "sudo ", flags)
 
 
 class FoundCondition(msgspec.Struct, frozen=True):
@@ -535,7 +549,7 @@ TABLE: dict[str, Row] = {
         'set "live-restore": true in /etc/docker/daemon.json; systemctl reload docker',
     ),
     "agents_without_hive": _warning(
-        "{count} {count:/agent lives/agents live} on, and no Hive answers that manages them", "start that Hive again"
+        "{count} {count:/agent lives/agents live} on, and no Hive answers that manages them", "{start}"
     ),
     "agent_left_over": _warning("{what} belongs to no agent{more:?, and * more}", "{remedy}"),
     # Memory.

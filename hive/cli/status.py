@@ -170,7 +170,7 @@ def _silent(call: CommandCall, error: HiveError) -> int:
     from hive.doctor.offline_status import conditions_of, look
 
     seen = look(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=dict(os.environ))
-    where = where_of(call, apart=seen.kind == "appliance")
+    where = where_of(call, apart=seen.kind == "appliance")._replace(flags=seen.up_flags)
     answer: Answer = {
         "status": "down" if error.code != "not_permitted" else "unknown",
         **_wrong(conditions_of(seen, error.code), where),

@@ -38,7 +38,8 @@ from hive.doctor.checks import (
 )
 from hive.doctor.checks.check import Check, CheckVerdict, Status, unseen, wrong
 from hive.doctor.checks.target import Subject
-from hive.errors import HiveError, NotPermitted, UsageError, did_you_mean
+from hive.doctor.offline_status import conditions_of, look_at
+from hive.errors import DependencyDown, HiveError, NotPermitted, UsageError, did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,7 +134,20 @@ class _Threads(ThreadPoolExecutor):
 
 async def _examine(subject: Subject, checks: Sequence[Check]) -> list[Result]:
     asyncio.get_running_loop().set_default_executor(_Threads())
+    subject = await _with_offline(subject)
     return await asyncio.gather(*(_look(subject, check) for check in checks))
+
+
+async def _with_offline(subject: Subject) -> Subject:
+    """The same with what `hive status` says of a Hive that nobody answers for; as it is where that takes too long."""
+    if subject.paths is None or subject.socket is not None or subject.health is not None:
+        return subject
+    try:
+        async with asyncio.timeout(subject.limit_s):
+            seen = await asyncio.to_thread(look_at, subject)
+    except TimeoutError:
+        return subject
+    return msgspec.structs.replace(subject, offline=conditions_of(seen, DependencyDown.code))
 
 
 async def _look(subject: Subject, check: Check) -> Result:

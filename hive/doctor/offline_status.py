@@ -1,7 +1,7 @@
 """State of a Hive whose daemon does not answer: other sockets that do, what the database says, what systemd says;
 and what is wrong by that.
 
-`look` looks only: nothing is started, written or waited for longer than a moment. `conditions_of` is pure.
+`look_at` looks only: nothing is started, written or waited for longer than a moment. `conditions_of` is pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from hive.doctor.checks.target import Subject, TargetKind, find
 from hive.doctor.checks.units import NEEDED
 from hive.domain import ALIVE, AgentStatus, RuntimeKind
 from hive.errors import HiveError, NotPermitted, TimedOut
+from hive.files.layout import TARGET
 from hive.host import program, systemd
 from hive.host.cgroup import Leaf
 from hive.host.files import free_bytes
@@ -30,6 +31,7 @@ from hive.sandbox.runtime import Run
 from hive.sandbox.table import noted_runs
 from hive.store import audit, explain, probe, reading
 from hive.store.database import plan_of
+from hive.terminal_text import counted
 
 ANSWER_S = 1.0
 SHOW_S = 2.0
@@ -40,6 +42,7 @@ NO_SOCKET = "there is no such socket"
 HANGS = "it hangs"
 MAY_NOT = "this user may not use it"
 DAEMON = "hive-daemon.service"
+STOPPED = f"{TARGET} is stopped"
 SERVICES = {"helper": "sandbox"}
 """Parts whose service has another name."""
 
@@ -86,11 +89,11 @@ class OfflineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `held_by`: pid of the `hive up` that runs on it (0: some process of one), None where none does. `units`: None where
     systemd has nothing to do with it. `free_bytes`: for state, None where nobody knows. `is_missing`: the state
-    directory that was named is not there.
+    directory that was named is not there. `up_flags`: how a `hive up` of it was started last.
     """
 
     kind: TargetKind
-    tried: dict[str, str]
+    tried: dict[str, str] = {}
     state: Path | None = None
     held_by: int | None = None
     parts: list[ServicePart] = []
@@ -98,6 +101,7 @@ class OfflineStatus(msgspec.Struct, frozen=True, kw_only=True):
     recorded: RecordedStatus | None = None
     free_bytes: int | None = None
     is_missing: bool = False
+    up_flags: str = ""
 
 
 def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str, str]) -> OfflineStatus:
@@ -107,10 +111,15 @@ def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str
         sockets = api_sockets(socket=socket, state_dir=state_dir, uid=uid, env=env)
     except NotPermitted as error:
         return OfflineStatus(kind=subject.kind, tried={str(runtime_dir(state_dir, uid, env)): error.message})
-    told: dict[str, Any] = {"kind": subject.kind, "tried": {str(path): _try(path) for path in sockets}}
+    return msgspec.structs.replace(look_at(subject), tried={str(path): _try(path) for path in sockets})
+
+
+def look_at(subject: Subject) -> OfflineStatus:
+    """Of one that was found already. Raises nothing."""
     if (paths := subject.paths) is None:
-        return OfflineStatus(**told)
+        return OfflineStatus(kind=subject.kind)
     return OfflineStatus(
+        kind=subject.kind,
         state=paths.state,
         held_by=None if subject.is_appliance else _holder(paths.state / "up.lock"),
         parts=[_proxy(paths.admin_socket), _part("helper", paths.sandbox_socket), _redis(subject)],
@@ -118,7 +127,7 @@ def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str
         recorded=_recorded(paths.database, paths.sandbox_table),
         free_bytes=free_bytes(paths.state),
         is_missing=subject.is_missing,
-        **told,
+        up_flags=subject.up_flags,
     )
 
 
@@ -164,7 +173,7 @@ def _of_daemon(seen: OfflineStatus, code: str) -> FoundCondition:
         return condition("daemon_hangs", why="")
     if unit is not None and unit.active == "inactive":
         stands_alone = any(other.active == "active" for other in seen.units or ())
-        return _of_unit("daemon_stopped", unit) if stands_alone else condition("not_running", why="")
+        return _of_unit("daemon_stopped", unit) if stands_alone else condition("not_running", why=STOPPED)
     if unit is not None:
         return _of_unit("unit_not_active", unit)
     if seen.held_by is not None:
@@ -172,7 +181,13 @@ def _of_daemon(seen: OfflineStatus, code: str) -> FoundCondition:
         return condition("daemon_ended", holder=holder)
     if seen.recorded is not None and seen.recorded.may_not:
         return condition("not_running_as_seen")
-    return condition("not_running", why="")
+    return condition("not_running", why=_why_ended(seen.recorded))
+
+
+def _why_ended(recorded: RecordedStatus | None) -> str:
+    """Empty where it was ended in order, as far as one can see: then agents are on record as stopped."""
+    ended = 0 if recorded is None or recorded.agents is None else recorded.agents.get(ENDED, 0)
+    return f"{counted(ended, 'agent')} ended with it" if ended else ""
 
 
 def _of_unit(code: str, unit: UnitStatus) -> FoundCondition:

@@ -30,7 +30,7 @@ from hive.backends.recognise import (
 from hive.demo.callers import demo_config
 from hive.domain import BackendInfo, Isolation
 from hive.errors import DependencyDown, NotSupported, StoreFull, UsageError
-from hive.files import log_file
+from hive.files import log_file, up_flags
 from hive.files.log_file import LogFile
 from hive.files.ports import Ports, Remembered, choose_ports, recall
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of
@@ -122,6 +122,8 @@ def main(options: UpOptions) -> int:
 async def _run(options: UpOptions, loaded: Loaded, plan: UpPlan, lock_fd: int, screen: Screen) -> int:
     asked = Ports(loaded.settings.proxy.port, loaded.settings.proxy.ingress_port, loaded.settings.api.port)
     remembered = recall(plan.paths.state / "ports.json")
+    again = flags_again(options, plan.paths.state)
+    up_flags.keep(plan.paths.state / up_flags.NAME, again)
     supervisor = Supervisor(
         plan,
         ports=Remembered(asked=asked, got=choose_ports(asked, remembered)),
@@ -130,7 +132,7 @@ async def _run(options: UpOptions, loaded: Loaded, plan: UpPlan, lock_fd: int, s
         stop_grace_s=loaded.settings.agents.stop_grace_s,
         drain_s=loaded.settings.proxy.drain_s,
         default_state=options.state_dir is None,
-        again=flags_again(options, plan.paths.state),
+        again=again,
     )
     return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)
 

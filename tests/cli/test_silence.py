@@ -31,6 +31,7 @@ from hive.doctor.offline_status import (
     UnitStatus,
     conditions_of,
 )
+from hive.files import up_flags
 from hive.host.process import identify
 from hive.link.specs import SandboxSpec
 from hive.paths import runtime_dir
@@ -121,7 +122,10 @@ def note(state: Path, number: int, pid: int) -> None:
 
 
 def test_agents_that_live_on_are_told_as_their_processes_are(no_daemon: Hive, state: Path) -> None:
-    """After a kill -9 of `hive up`, or a machine that went down, the last record of each was told as what it is."""
+    """After a kill -9 of `hive up`, or a machine that went down, the last record of each was told as what it is. Doctor
+    said that no agent's process is left, and not that no Hive answers; the hint had none of the flags."""
+    up_flags.keep(state / up_flags.NAME, " --demo --port 4")
+    again = f"hive up --demo --port 4 --state-dir {state}"
     add(state, "running", "paused", "paused", "paused", "stopped")
     with contextlib.ExitStack() as ends:
         processes = [subprocess.Popen(["/bin/sleep", "600"]) for _ in range(3)]
@@ -136,10 +140,17 @@ def test_agents_that_live_on_are_told_as_their_processes_are(no_daemon: Hive, st
         os.waitpid(processes[1].pid, os.WUNTRACED)
         said = no_daemon("status", "--state-dir", str(state))
         assert "Agents: 2 ended, 1 paused, 1 running, 1 stopped, without a Hive; last " in said.out
-        assert last_lines(said.out)[2:] == [
-            "2 agents live on, and no Hive answers that manages them  [agents_without_hive]",
-            "    start that Hive again",
+        living = "2 agents live on, and no Hive answers that manages them"
+        assert last_lines(said.out) == [
+            *("this Hive does not run: 2 agents ended with it  [not_running]", f"    {again}"),
+            *(f"{living}  [agents_without_hive]", f"    {again}"),
         ]
+        checked = no_daemon("doctor", "hive.answers", "sandbox.leftovers", "--state-dir", str(state), "--json")
+        assert [(one["status"], one["code"], one["fix"]) for one in checked.json["checks"]] == [
+            ("fail", "not_running", again),
+            ("warn", "agents_without_hive", again),
+        ]
+        assert (checked.code, checked.json["checks"][1]["reason"]) == (1, living)
         assert no_daemon("status", "--state-dir", str(state), "--json").json["agents"]["ended"] == 2
 
 
@@ -274,7 +285,7 @@ def test_an_installed_hive_that_was_stopped_is_started_by_one_command_and_what_f
     stopped = [unit._replace(active="inactive", why="") for unit in UNITS]
     stopped[0] = UnitStatus("hive-proxy.service", "failed", "resources")
     assert told(seen(units=stopped)) == [
-        ("this Hive does not run", "sudo systemctl start hive.target"),
+        ("this Hive does not run: hive.target is stopped", "sudo systemctl start hive.target"),
         ("hive-proxy.service is failed (resources)", "systemctl status hive-proxy"),
     ]
     stopped[0] = UnitStatus("hive-proxy.service", "active", "")

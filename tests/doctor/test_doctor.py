@@ -36,6 +36,7 @@ from hive.host.memory import read_swaps
 from hive.host.nvml import GpuState, SeenGpus
 from hive.host.process import ProcessTable, spawn, words_of
 from hive.host.zram import PAGE_CLUSTER, take_down
+from hive.settings.file import load_text
 from hive.settings.table import Paths, Settings
 from hive.settings.table import Sandbox as SandboxSettings
 from tests import docker_engine, swapspace
@@ -152,6 +153,21 @@ def test_installed_units_make_it_an_appliance_that_does_not_answer(short_path: P
     assert found.is_appliance
     assert found.paths == Paths(short_path / "var/lib/hive", short_path / "run/hive", apart=True)
     assert running.judge_answers(found).status is FAIL
+
+
+def test_of_a_stopped_hive_what_only_fails_because_of_it_is_skipped(
+    appliance: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one cure that doctor offered for a stopped box was `hive backend switch demo`."""
+    monkeypatch.setattr(backends, "CANDIDATES", ())  # an Ollama of this host's is none of this Hive's
+    settings = load_text("[inference]\nport = 1\n", env={}).settings
+    stopped = msgspec.structs.replace(appliance, settings=settings)
+    results = examine(stopped, doctor.choose(["hive.answers", "redis.answers", "backend.answers"]))
+    assert [result.status for result in results] == [FAIL, SKIP, SKIP]
+    assert results[0].found is not None
+    assert results[0].found.code == "not_running"
+    named = load_text("[inference]\nbackend_url = http://127.0.0.1:1\n", env={}).settings
+    assert look(msgspec.structs.replace(stopped, settings=named), "backend.answers").status is not SKIP
 
 
 def test_a_bad_configuration_is_found_with_its_line(short_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.conditions import DISK_LEAST_BYTES, Where
+from hive.conditions import DISK_LEAST_BYTES, Where, condition
 from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
 from hive.doctor.checks.check import CheckVerdict, Status
 from hive.doctor.checks.target import Subject, TargetKind
@@ -450,6 +450,10 @@ def test_what_an_ollama_left_behind(programs: list[backends.RunningProgram], sta
 
 # --- Hive itself -------------------------------------------------------------------------------------------------
 
+ENDED = condition("not_running", why="")
+CUT = condition("not_running", why="2 agents ended with it")
+STOPPED = condition("not_running", why="hive.target is stopped")
+LIVING = condition("agents_without_hive", count=2)
 WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}
 
 
@@ -460,9 +464,18 @@ WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}
         (Subject(kind=TargetKind.UP, paths=UP, health={**WELL, "problems": ["p", "q"]}), WARN, "p (and 1 more)"),
         (Subject(kind=TargetKind.NONE), SKIP, "no Hive runs here"),
         (Subject(kind=TargetKind.UP, paths=UP, silence="nobody"), SKIP, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[ENDED]), SKIP, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[ENDED, LIVING]), FAIL, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", offline=[CUT]), FAIL, "2 agents ended"),
+        (
+            Subject(kind=TargetKind.UP, paths=UP, offline=[condition("daemon_ended", holder="a hive up")]),
+            FAIL,
+            "a hive up",
+        ),
         (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", named=True), FAIL, "nobody"),
         (Subject(kind=TargetKind.UP, paths=UP, silence="it hangs", socket=Path("/r/hive.sock")), FAIL, "it hangs"),
         (Subject(kind=TargetKind.APPLIANCE, paths=UP, silence="nobody"), FAIL, "nobody"),
+        (Subject(kind=TargetKind.APPLIANCE, paths=UP, offline=[STOPPED]), FAIL, "hive.target is stopped"),
         (Subject(kind=TargetKind.APPLIANCE, paths=UP, silence="may not", may_not=True), SKIP, "group hive"),
     ],
 )
@@ -610,6 +623,12 @@ RUNS = {"Id": "a.service", "ActiveState": "active", "SubState": "running", "Resu
 )
 def test_services(changed: dict[str, str], status: Status, word: str) -> None:
     assert says(units.judge_active([{**RUNS, **changed}]), status, word)
+
+
+def test_of_a_stopped_hive_only_a_service_that_failed_is_told() -> None:
+    stopped, failed = {**RUNS, "ActiveState": "inactive"}, {**RUNS, "ActiveState": "failed", "Result": "oom-kill"}
+    assert says(units.judge_active([stopped], is_stopped=True), SKIP, "see hive.answers")
+    assert says(units.judge_active([stopped, failed], is_stopped=True), FAIL, "oom-kill")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.errors import ConfigError, NotPermitted
+from hive.files import up_flags
 from hive.files.ports import Ports, Remembered, choose_ports, recall, remember
 from hive.settings.table import Paths
 from hive.up import directories, services
@@ -101,6 +102,18 @@ def test_what_another_version_remembered_is_taken_and_the_api_is_where_it_is_ask
     path.write_text('{"asked":{"proxy":11435,"ingress":8480},"got":{"proxy":11436,"ingress":8480}}')
     assert choose_ports(Ports(11435, 8480, 3000), recall(path)) == Ports(11436, 8480, 3000)
     assert choose_ports(Ports(11435, 8480, 0), recall(path)) == Ports(11436, 8480, 0)
+
+
+def test_flags_are_kept_and_told_to_nobody_but_their_user(tmp_path: Path) -> None:
+    path, uid = tmp_path / up_flags.NAME, os.getuid()
+    assert up_flags.kept(path, uid) == ""
+    up_flags.keep(path, " --demo --port 1")
+    assert up_flags.kept(path, uid) == " --demo --port 1"
+    assert up_flags.kept(path, uid + 1) == ""
+    (tmp_path / "link").symlink_to(path)
+    assert up_flags.kept(tmp_path / "link", uid) == ""
+    up_flags.keep(path, "x" * (up_flags.LONGEST_BYTES + 1))
+    assert up_flags.kept(path, uid) == ""
 
 
 def test_the_banner_says_where_the_api_is() -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from hive.client.client import Client
 from hive.errors import HiveError
+from hive.files import up_flags
 from hive.paths import runtime_dir
 
 HIVE = [sys.executable, "-P", "-m", "hive"]
@@ -211,6 +212,7 @@ def test_killed_itself_its_children_leave_and_the_next_one_adopts_the_agents_on_
     assert not [name for name, child in children.items() if child.is_running()]
     ann = psutil.Process(view["pid"])
     until(lambda: ann.status() == psutil.STATUS_SLEEPING, hive.said)
+    assert f" --state-dir {hive.state.resolve()} " in up_flags.kept(hive.state / up_flags.NAME, os.getuid())
 
     hive.start().until_up()
     after = hive.client.get("/api/agents/ann")

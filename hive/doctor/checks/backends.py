@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hive.backends.ask import parse_address
 from hive.backends.kinds import spec_of
 from hive.backends.recognise import CANDIDATES, find, recognise
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import STOPPED, Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.domain import BackendInfo, origin_of
 from hive.errors import HiveError
@@ -75,6 +75,8 @@ async def look_at_backend(subject: Subject) -> CheckVerdict:
     found = await _found([address for address, does in zip(addresses, listening, strict=True) if does], subject)
     if found is None and subject.kind is TargetKind.NONE:
         return skipped("none answers, and no Hive asks for one; `hive up` brings a demo")
+    if found is None and subject.is_stopped and not subject.settings.inference.backend_url:
+        return skipped(STOPPED)  # its own server runs with it
     is_needed = subject.settings.inference.enabled == "true"
     return judge_backend(found, addresses, is_needed=is_needed)
 

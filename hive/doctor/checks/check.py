@@ -23,6 +23,10 @@ class Status(StrEnum):
     SKIP = "skip"
 
 
+STOPPED = "this Hive does not run; see hive.answers"
+"""Reason to skip what only fails because of that."""
+
+
 class CheckVerdict(NamedTuple):
     """`reason`: one sentence, also where all is well. `fix`: the command that would change it, empty for none; that of
     a `skip` is a template over `Where.named`.
@@ -47,7 +51,11 @@ def wrong(code: str, /, *, up: bool = False, **facts: Any) -> CheckVerdict:
     >>> wrong("redis_open").status.value, wrong("disk_low", path="/s", free_bytes=2 << 30).reason
     ('fail', 'the disk of /s has 2.0 GiB left')
     """
-    found = condition(code, up=up, **facts)
+    return told(condition(code, up=up, **facts))
+
+
+def told(found: FoundCondition) -> CheckVerdict:
+    """Fails or warns, by the severity of what was found."""
     status = Status.FAIL if found.severity is Severity.ERROR else Status.WARN
     return CheckVerdict(status, found.text, found.fix, found)
 

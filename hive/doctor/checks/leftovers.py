@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError
 from hive.host.cgroup import Leaf, choose_parents, find_mount, own_cgroup, state_label, subtree_name
@@ -28,11 +28,16 @@ class Leftover(NamedTuple):
 async def look_at_leftovers(subject: Subject) -> CheckVerdict:
     if subject.paths is None:
         return skipped("there is no Hive whose leftovers they could be")
+    if subject.may_not:
+        return unseen(subject.silence, "sandbox.leftovers", group="hive")
+    if subject.health is None and subject.socket is not None:
+        return skipped("the daemon does not say which agents there are; see hive.answers")
     state = subject.paths.state
     found = await asyncio.to_thread(lambda: [*_units(TRANSIENT, state), *_groups(state)])
     found += await _containers(Path(subject.settings.sandbox.docker_socket), state)
     known = await asyncio.to_thread(_known, subject)
-    return judge_leftovers(found, known)
+    living = next((one.facts["count"] for one in subject.offline if one.code == "agents_without_hive"), 0)
+    return judge_leftovers(found, known, living=living)
 
 
 def _known(subject: Subject) -> frozenset[str] | None:
@@ -85,15 +90,16 @@ async def _containers(engine: Path, state: Path) -> list[Leftover]:
     ]
 
 
-def judge_leftovers(found: list[Leftover], known: frozenset[str] | None) -> CheckVerdict:
-    """`known`: ids of agents; None where no Hive says which there are.
+def judge_leftovers(found: list[Leftover], known: frozenset[str] | None, *, living: int = 0) -> CheckVerdict:
+    """`known`: ids of agents; None where no Hive says which there are. `living`: how many agents of a Hive that does
+    not answer have a process; one without a control group is seen by that alone.
 
     >>> judge_leftovers([Leftover("a1", "unit x", "systemctl stop x")], frozenset({"a1"})).reason
     'nothing is left of agents that are gone'
     """
     if known is None:
-        if found:
-            return wrong("agents_without_hive", count=len(found))
+        if count := max(living, len(found)):
+            return wrong("agents_without_hive", count=count)
         return passed("no agent's process, unit or container is left")
     strays = [one for one in found if one.agent not in known]
     if strays:

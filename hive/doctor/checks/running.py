@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import hive
 from hive.build import compiled, number_of, version
 from hive.conditions import condition, conditions_in
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, told, unseen, wrong
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.files.layout import CURRENT
 from hive.host.listener import holders_of, listening_inodes
@@ -18,6 +18,15 @@ from hive.host.listener import holders_of, listening_inodes
 SYSTEMD = "systemd (pid 1)"
 """Holds an appliance's ports for the proxy (socket units)."""
 UNSEEN = "another user's process"
+OF_DAEMON = (
+    "restore_cut_short",
+    "not_running",
+    "not_running_as_seen",
+    "daemon_stopped",
+    "daemon_ended",
+    "unit_not_active",
+)
+"""Conditions of a Hive that does not answer which say why; its other ones have checks of their own."""
 
 
 # --- the daemon --------------------------------------------------------------------------------------------------
@@ -52,9 +61,14 @@ def _judge_silence(subject: Subject) -> CheckVerdict:
         return wrong("daemon_hangs", why=subject.silence)
     if subject.is_missing:
         return wrong("no_state_directory", path=subject.state_dir)
-    if subject.is_appliance or subject.named:
+    why = next((one for one in subject.offline if one.code in OF_DAEMON), None)
+    # Who has ended his own `hive up` in order may look at the host alone: nothing of it is wrong.
+    is_in_order = why is None or subject.offline == [condition("not_running", why="")]
+    if is_in_order and not (subject.is_appliance or subject.named):
+        return skipped(f"{subject.silence}; its state is in {subject.paths and subject.paths.state}", "{start}")
+    if why is None or (why.code == "not_running" and not why.facts["why"]):
         return wrong("not_running", why=subject.silence)
-    return skipped(f"{subject.silence}; its state is in {subject.paths and subject.paths.state}", "hive up")
+    return told(why)
 
 
 def look_at_version(subject: Subject) -> CheckVerdict:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hive.conditions import DISK_LEAST_BYTES
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, unseen, wrong
+from hive.doctor.checks.check import STOPPED, Check, CheckVerdict, passed, skipped, unseen, wrong
 from hive.doctor.checks.target import Subject
 from hive.files.layout import REDIS_ACL
 from hive.store import explain, probe
@@ -44,6 +44,8 @@ def look_at_redis(subject: Subject) -> CheckVerdict:
     except PermissionError:
         return unseen(f"this user may not use {path}", "redis.answers", group="hive")
     except OSError as error:
+        if subject.is_stopped:
+            return skipped(STOPPED)
         said = f"!{error.strerror or error or type(error).__name__}"
     return judge_redis(said, str(path), runs=subject.health is not None, is_appliance=subject.is_appliance)
 

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from hive.client.client import Client
-from hive.conditions import Where, where_is
+from hive.conditions import FoundCondition, Where, where_is
 from hive.errors import ConfigError, HiveError, NotPermitted
+from hive.files import up_flags
 from hive.files.layout import CONF_FILE, STATE, TARGET, UNITS, Layout
 from hive.paths import API_SOCKET, APPLIANCE_RUNTIME, api_sockets, default_state_dir, missing
 from hive.settings.file import load, load_text
@@ -38,8 +39,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     `paths`: None where there is no Hive, or nobody knows its places. `socket`: where it listens. `named`: the user said
     which one is meant, by `state_dir` or `named_socket`. `health`: what its daemon answers; None where it does not:
     `silence` says why, `may_not` whether this user may not ask, `is_missing` whether the state directory that was named
-    is not there. `config_error`: what is wrong with the configuration, then `settings` are the defaults. `layout`:
-    where an appliance's files are. `uid`: of whoever looks. `limit_s`: how long one check may take.
+    is not there, `up_flags` how a `hive up` of it was started last, and `offline` what is wrong by what can be seen all
+    the same (hive.doctor.offline_status). `config_error`: what is wrong with the configuration, then `settings` are the
+    defaults. `layout`: where an appliance's files are. `uid`: of whoever looks. `limit_s`: how long one check may take.
     """
 
     kind: TargetKind
@@ -52,6 +54,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     silence: str = ""
     may_not: bool = False
     is_missing: bool = False
+    up_flags: str = ""
+    offline: list[FoundCondition] = []
     settings: Settings = Settings()
     config_file: Path | None = None
     config_error: str = ""
@@ -64,7 +68,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> Where:
         """The form of commands about it, for this user."""
         return where_is(
-            apart=self.is_appliance, state_dir=self.state_dir, socket=self.named_socket, is_root=self.is_root
+            apart=self.is_appliance,
+            state_dir=self.state_dir,
+            socket=self.named_socket,
+            is_root=self.is_root,
+            flags=self.up_flags,
         )
 
     @property
@@ -74,6 +82,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_root(self) -> bool:
         return self.uid == 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing of it runs: what only fails because of that is told once, by hive.answers."""
+        return any(one.code == "not_running" for one in self.offline)
 
     @property
     def client(self) -> Client | None:
@@ -127,6 +140,8 @@ def find(
         place = _place(sockets[0], guess, layout, None)
     else:
         place = {"kind": TargetKind.NONE}
+    paths: Paths | None = place.get("paths")
+    told |= {"up_flags": "" if paths is None else up_flags.kept(paths.state / up_flags.NAME, uid)}
     return Subject(silence=silence, **place, **told, **configured)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.check import STOPPED, Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import HiveError
 from hive.files import share
@@ -102,23 +102,26 @@ def look_at_active(subject: Subject) -> CheckVerdict:
     ran = program.run(["systemctl", "show", *NEEDED, *(f"--property={name}" for name in SHOWN)], limit_s=SHOW_S)
     if ran.code != 0:
         return skipped(f"systemd cannot be asked: {ran.last_line[:80]}", "{sudo}hive doctor units.active")
-    return judge_active([systemd.parse_show(block) for block in ran.text.split("\n\n")])
+    shown = [systemd.parse_show(block) for block in ran.text.split("\n\n")]
+    return judge_active(shown, is_stopped=subject.is_stopped)
 
 
-def judge_active(shown: Sequence[Mapping[str, str]]) -> CheckVerdict:
-    """`shown`: properties of each unit.
+def judge_active(shown: Sequence[Mapping[str, str]], *, is_stopped: bool = False) -> CheckVerdict:
+    """`shown`: properties of each unit. `is_stopped`: those that only do not run are started with all of it.
 
     >>> judge_active([{"Id": "a.service", "ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}]).reason
     'a.service is failed (exit-code)'
     """
     for unit in shown:
         name, state = unit.get("Id", "?"), unit.get("ActiveState", "unknown")
-        if state != "active":
+        if state != "active" and not (is_stopped and state == "inactive"):
             why = unit.get("Result") if unit.get("Result") not in ("success", None) else unit.get("SubState")
             return wrong("unit_not_active", unit=name, name=name.removesuffix(".service"), state=state, why=why)
     stale = [unit["Id"] for unit in shown if unit.get("NeedDaemonReload") == "yes"]
     if stale:
         return wrong("unit_not_reloaded", unit=stale[0])
+    if is_stopped:
+        return skipped(STOPPED)
     restarted = [
         f"{unit['Id']} {counted(int(unit['NRestarts']), 'time')}" for unit in shown if unit.get("NRestarts", "0") != "0"
     ]
