@@ -128,12 +128,14 @@ class Port(NamedTuple):
 async def look_at_ports(subject: Subject) -> CheckVerdict:
     ports = await asyncio.to_thread(_ports, subject)
     if os.geteuid() != 0:
-        ports = [await asked(port) if port.ours is None and port.owner == UNSEEN else port for port in ports]
+        ports = await asyncio.gather(*map(asked, ports))
     return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
 
 
 async def asked(port: Port) -> Port:
     """The same, ours where a Hive answers at it: this user may see neither its owner nor ask the daemon."""
+    if port.ours is not None or port.owner != UNSEEN:
+        return port
     try:
         answer = await get(f"127.0.0.1:{port.wanted}", "/api/health", within_s=ASKED_S)
     except (BackendDown, BackendTimeout):
