@@ -569,7 +569,7 @@ TABLE: dict[str, Row] = {
     "no_freezer": _error("{what}: agents are stopped by signals, which they can notice", up=Severity.WARNING),
     "no_cgroup_allowed": _warning(
         "no group may be made below {mount}: agents are stopped by signals",
-        "{is_user:?systemd-run --user --scope -p Delegate=yes hive up}",
+        "{user_systemd:?systemd-run --user --scope -p Delegate=yes hive up}",
     ),
     "cgroup_controllers": _warning("v2 at {mount}, without {lacking}: such limits of agents are not enforced"),
     "cgroup_hybrid": _warning(
@@ -580,7 +580,7 @@ TABLE: dict[str, Row] = {
         "{whose} may open {files:,} files: room for some {connections:,} connections", _FILES, up_fix=_FILES_UP
     ),
     "clock_adrift": _warning(_ADRIFT, "{sudo}timedatectl set-ntp true"),
-    "clock_adrift_unmanaged": _warning(_ADRIFT, "{sudo}apt-get install chrony"),
+    "clock_adrift_unmanaged": _warning(f"{_ADRIFT}, unless this is a container whose host keeps it right"),
     "clock_behind": _warning(
         "{path} is {ahead_h:.1f} h ahead of the clock: that was set back, or was wrong at boot; "
         "schedules wait until it has caught up",

@@ -327,13 +327,13 @@ CASES: dict[str, Case] = {
     "no_systemd": lambda: host.judge_systemd(None, "init", is_booted=False, is_needed=True),
     "systemd_unknown": lambda: host.judge_systemd(None, "systemd", is_booted=True, is_needed=True),
     "systemd_old": lambda: host.judge_systemd(249, "systemd", is_booted=True, is_needed=True),
-    "no_freezer": lambda: host.judge_cgroup(host.Groups(None), is_appliance=True, is_root=True),
-    "no_cgroup_allowed": lambda: host.judge_cgroup(GROUPS._replace(parent=None), is_appliance=False, is_root=False),
+    "no_freezer": lambda: host.judge_cgroup(host.Groups(None), is_appliance=True, user_systemd=False),
+    "no_cgroup_allowed": lambda: host.judge_cgroup(GROUPS._replace(parent=None), is_appliance=False, user_systemd=True),
     "cgroup_controllers": lambda: host.judge_cgroup(
-        GROUPS._replace(controllers=["cpu"]), is_appliance=True, is_root=True
+        GROUPS._replace(controllers=["cpu"]), is_appliance=True, user_systemd=False
     ),
     "cgroup_hybrid": lambda: host.judge_cgroup(
-        GROUPS._replace(controllers=["cpu"], v1=["memory", "pids"]), is_appliance=True, is_root=True
+        GROUPS._replace(controllers=["cpu"], v1=["memory", "pids"]), is_appliance=True, user_systemd=False
     ),
     "descriptors_few": lambda: host.judge_descriptors(1000, whose="it", is_appliance=True),
     "descriptors_low": lambda: host.judge_descriptors(4096, whose="it", is_appliance=True),

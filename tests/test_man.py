@@ -73,7 +73,12 @@ def page_of(path: tuple[str, ...]) -> str:
 
 
 def flags_of(path: tuple[str, ...], entry: LazyCommand) -> set[str]:
-    return {flag for param in load(path[-1], entry).params for flag in param.opts if flag.startswith("-")}
+    return {
+        flag
+        for param in load(path[-1], entry).params
+        for flag in (*param.opts, *param.secondary_opts)
+        if flag.startswith("-")
+    }
 
 
 ALL = list(commands())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Annotated
 
 import typer
@@ -40,7 +42,7 @@ def explain(
       hive explain --json | jq -r '.codes[].code'
     """
     from hive.explain.book import EXITS, every_code, find, number_of
-    from hive.explain.page import as_json, sentence_of, text_of
+    from hive.explain.page import WIDTH, as_json, sentence_of, text_of
 
     found = every_code() if code is None else find(code)
     number = None if code is None else number_of(code)
@@ -49,7 +51,8 @@ def explain(
 
     def text() -> str:
         if is_one:
-            return f"{found[0]}\n\n{text_of(found[0])}"
+            width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+            return f"{found[0]}\n\n{text_of(found[0], width)}"
         head = [f"Exit code {number}: {meaning}", ""] if meaning else []
         rows = [[one, sentence_of(one)] for one in found]
         return "\n".join([*head, *([fitted(["CODE", "MEANING"], rows, prose="MEANING")] if rows else [])]).rstrip()

@@ -20,6 +20,8 @@ HEADERS = ("REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT", "F
 UNITS = {"audio_s": "AUDIO", "images": "IMAGES", "pixel_steps": "MPIXEL-STEPS"}
 """Units that are no tokens, with their columns, which are there where anything was used of them."""
 GROUPS = ("agent", "tenant", "model", "backend", "hour")
+ID_SHOWN = 8
+"""Digits of an id."""
 BAR = (8, 24)
 """A bar has so many columns at least, or is left out, and at most."""
 
@@ -125,7 +127,24 @@ def _cells(row: Answer, units: list[str]) -> list[str]:
 def _name(by: str, row: Answer) -> str:
     if by == "hour":
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["hour"]))
-    return str(row["name"] or row["agent_id"]) if by == "agent" else str(row[by])
+    return agent_named(row) if by == "agent" else str(row[by])
+
+
+def agent_named(row: Answer) -> str:
+    """The agent of a row; a removed one by the name it had, else the beginning of its id, which is 32 digits.
+
+    >>> agent_named({"agent_id": "0f" * 16, "name": None, "removed_name": "poet"})
+    'poet (removed)'
+    >>> agent_named({"agent_id": "0f" * 16, "name": None, "removed_name": None})
+    '0f0f0f0f (removed)'
+    >>> agent_named({"agent_id": "operator", "name": None, "removed_name": None})
+    'operator'
+    """
+    if row["name"]:
+        return str(row["name"])
+    agent = str(row["agent_id"])
+    shown = row["removed_name"] or (agent[:ID_SHOWN] if len(agent) > ID_SHOWN else "")
+    return f"{shown} (removed)" if shown else agent
 
 
 def with_bars(text: str, tokens: list[int], columns: int) -> str:

@@ -26,7 +26,7 @@ from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Paths, Settings
 from hive.store import agents, runtime_settings
-from hive.store.audit import AuditRecord
+from hive.store.audit import REMOVED, AuditRecord
 from hive.store.database import Database
 from hive.store.live import Live
 from hive.tasks import spawn
@@ -55,7 +55,7 @@ class Forgetting:
     async def forget(self, agent: Agent, actor: str) -> None:
         """Returns once the record is gone and the removal is in the audit table. Raises as `Database.write`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        row = event_row("agent.removed", target=agent.id, actor=actor, detail={"name": agent.name})
+        row = event_row(REMOVED, target=agent.id, actor=actor, detail={"name": agent.name})
         self._waiting.append((agent.id, row, done))
         if not self._is_writing:
             self._is_writing = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 
 import msgspec
@@ -21,7 +22,7 @@ from hive.link.requests import QueueIs
 from hive.shapes import system
 from hive.shapes.agents import AgentUsage
 from hive.shapes.usage import InferenceStats, Usage
-from hive.store import usage
+from hive.store import audit, usage
 from hive.store.database import Database
 
 EVERYBODY = usage.UsageFilter()
@@ -58,8 +59,7 @@ class UsageReport:
         asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
         tracked = self._effects.settings.inference.token_tracking
         if by is By.AGENT:
-            found: usage.UsageSince = await self._database.read(lambda conn: usage.usage_since(conn, asked))
-            return views.usage_view(tracked, found)
+            return await self._database.read(lambda conn: _by_agent(conn, asked, tracked=tracked))
         costs: list[usage.GroupCost] = await self._database.read(lambda conn: usage.usage_by(conn, by, asked))
         return views.grouped_usage_view(tracked, by, costs)
 
@@ -107,3 +107,9 @@ class UsageReport:
             gpus,
             sum(self._sleeper.activity(agent.id).in_flight for agent in agents),
         )
+
+
+def _by_agent(conn: sqlite3.Connection, asked: usage.UsageFilter, *, tracked: bool) -> Usage:
+    found = usage.usage_since(conn, asked)
+    removed = audit.removed_names(conn, [cost.agent_id for cost in found.agents if cost.name is None])
+    return views.usage_view(tracked, found, removed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from typing import Any, cast
 
@@ -432,11 +432,20 @@ def audit_view(entry: AuditEntry) -> system.AuditRow:
     }
 
 
-def usage_view(token_tracking: bool, found: UsageSince) -> Usage:
+def usage_view(token_tracking: bool, found: UsageSince, removed: Mapping[str, str]) -> Usage:
+    """`removed`: ids of removed agents and the names they had."""
     return {
         "token_tracking": token_tracking,
         "by": By.AGENT,
-        "agents": [{"agent_id": cost.agent_id, "name": cost.name, **_cost_view(cost)} for cost in found.agents],
+        "agents": [
+            {
+                "agent_id": cost.agent_id,
+                "name": cost.name,
+                "removed_name": removed.get(cost.agent_id),
+                **_cost_view(cost),
+            }
+            for cost in found.agents
+        ],
         "totals": _cost_view(found.totals),
     }
 

@@ -16,8 +16,9 @@ WIDTH = 100
 _SPAN = re.compile(r"`[^`]*`")
 
 
-def text_of(code: str) -> str:
-    """
+def text_of(code: str, width: int = WIDTH) -> str:
+    """Lines of at most `width`, where none is a command.
+
     >>> print(text_of("target_too_long"))
     The first line of the request, with path and query, is longer than Hive takes.
     <BLANKLINE>
@@ -31,9 +32,9 @@ def text_of(code: str) -> str:
     <BLANKLINE>
     HTTP status 414; exit code 2. Try again: no.
     """
-    parts = [_told(code, BOOK[code])] if code in BOOK else []
+    parts = [_told(code, BOOK[code], width)] if code in BOOK else []
     if code in TABLE:
-        parts.append(_condition(code))
+        parts.append(_condition(code, width))
     return "\n\n".join(parts)
 
 
@@ -73,14 +74,14 @@ def as_json(code: str) -> dict[str, Any]:
     }
 
 
-def _told(code: str, told: CodeText) -> str:
+def _told(code: str, told: CodeText, width: int) -> str:
     parts = [
-        _wrapped(told.means),
+        _wrapped(told.means, width),
         "Usual causes:",
-        _listed(told.causes),
+        _listed(told.causes, width),
         "What to do:",
-        _listed(told.cures),
-        _wrapped(f"{_carried(code, told)}. Try again: {told.again}."),
+        _listed(told.cures, width),
+        _wrapped(f"{_carried(code, told)}. Try again: {told.again}.", width),
     ]
     return "\n\n".join(parts)
 
@@ -106,12 +107,12 @@ def _either(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))
 
 
-def _condition(code: str) -> str:
+def _condition(code: str, width: int) -> str:
     """The words of `hive status` and `hive doctor` under this code, with the names of the facts in them."""
     row = TABLE[code]
     parts = [
-        _wrapped(f"A condition ({severities(row)}), which `hive status` or `hive doctor` tells as:"),
-        _wrapped(f"> {means(code)}", after="> "),
+        _wrapped(f"A condition ({severities(row)}), which `hive status` or `hive doctor` tells as:", width),
+        _wrapped(f"> {means(code)}", width, after="> "),
     ]
     if found := fixes(row):
         which = ", in an installed Hive and under `hive up`" if len(found) > 1 else ""
@@ -119,18 +120,18 @@ def _condition(code: str) -> str:
     return "\n\n".join(parts)
 
 
-def _listed(items: Sequence[str]) -> str:
-    return "\n".join(_wrapped(f"- {item}", after="  ") for item in items)
+def _listed(items: Sequence[str], width: int) -> str:
+    return "\n".join(_wrapped(f"- {item}", width, after="  ") for item in items)
 
 
-def _wrapped(text: str, *, after: str = "") -> str:
-    """Lines of at most `WIDTH`, where no command between backticks is broken.
+def _wrapped(text: str, width: int, *, after: str = "") -> str:
+    """Lines of at most `width`, where no command between backticks is broken.
 
-    >>> _wrapped("a " * 45 + "`hive agent list --all`").count("\\n")
+    >>> _wrapped("a " * 45 + "`hive agent list --all`", WIDTH).count("\\n")
     1
     """
     held = _SPAN.sub(lambda found: found[0].replace(" ", "\x00"), text)
-    lines = textwrap.wrap(held, WIDTH, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(held, width, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace("\x00", " ")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,10 @@ from hive.install.steps_system import (
 NO_PAGES = "scdoc is not installed: there are no man pages (apt-get install scdoc, then run the installer again)"
 NO_PAGES_YET = "scdoc is not installed now; where it is by then, as after ./install.sh, the man pages are written, too"
 """The same before anything is done: install.sh installs scdoc first, and a dry run of it has just said so."""
+
+NAMED = 3
+"""Number of files of one directory that are named while they are written."""
+_OF_A_FILE = re.compile(r"(write|replace|remove) (/.*)/[^/, ]+")
 
 
 class StepDone(NamedTuple):
@@ -175,7 +180,7 @@ def _do(box: Box, steps: Sequence[InstallStep]) -> list[StepDone]:
     done = []
     for step in steps:
         changes = step.plan()
-        for line in changes:
+        for line in shortened(changes):
             box.say(f"{step.name}: {line}")
         if changes:
             step.do()
@@ -185,6 +190,23 @@ def _do(box: Box, steps: Sequence[InstallStep]) -> list[StepDone]:
         done.append(StepDone(step.name, changes, notices))
     box.settle()
     return done
+
+
+def shortened(changes: Sequence[str]) -> list[str]:
+    """The changes as they are said while they are made: many files of one directory are one line.
+
+    >>> shortened(["write /m/a.1", "write /m/b.1", "write /m/c.1", "write /m/d.1", "write /c/hive"])
+    ['write 4 files in /m', 'write /c/hive']
+    """
+    groups: dict[str, list[str]] = {}
+    for line in changes:
+        found = _OF_A_FILE.fullmatch(line)
+        groups.setdefault(line if found is None else f"{found[1]} * in {found[2]}", []).append(line)
+    return [
+        said
+        for head, lines in groups.items()
+        for said in ([head.replace("*", f"{len(lines)} files", 1)] if len(lines) > NAMED else lines)
+    ]
 
 
 def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
@@ -228,7 +250,7 @@ def uninstall(box: Box, *, purge: bool) -> list[StepDone]:
         came = _packages(box) if purge else []
         for step in _backwards(box):
             changes = step.plan_undo(purge=purge)
-            for line in changes:
+            for line in shortened(changes):
                 box.say(f"{step.name}: {line}")
             step.undo(purge=purge)
             done.append(StepDone(step.name, changes, []))

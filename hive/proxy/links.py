@@ -88,6 +88,8 @@ SPENT_S = 10.0
 """The daemon adds it up in SQLite."""
 ACTIVE_S = 1.0
 """The agents that were active are told to the daemon this often."""
+UNHEARD_LONG_S = 5.0
+"""Under `hive up` the daemon starts beside the proxy: one that is silent for less is no fault."""
 SETTLE_S = 0.01
 """The time between two looks at an agent with an unread answer, or with one over TCP, while `Quiet` is owed."""
 
@@ -159,6 +161,7 @@ class ProxyLinks:
             self._paths.sandbox_socket, name="helper", on_link=self._helper_here, on_message=self._from_helper
         )
         self._loop.call_later(UNHEARD_S, self._serve_unheard)
+        self._loop.call_later(UNHEARD_LONG_S, self._warn_unheard)
         path.budgets.ask = self._ask_spent
         path.parked.ask = self._use_parked
         path.looking = Looking(self._look_for_models)
@@ -344,8 +347,12 @@ class ProxyLinks:
 
     def _serve_unheard(self) -> None:
         if not self.registry.heard:
-            log.warning("daemon_unheard serving=own_sockets")
+            log.info("daemon_unheard serving=own_sockets")
             self.registry.serve_unheard()
+
+    def _warn_unheard(self) -> None:
+        if not self.registry.heard:
+            log.warning("daemon_unheard serving=own_sockets")
 
     # Daemon of the gates -----------------------------------------------------------------------------------------
 

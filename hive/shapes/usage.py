@@ -28,10 +28,12 @@ class Cost(TypedDict):
 
 
 class AgentCost(Cost):
-    """The usage of one agent; `name` is null where it was removed."""
+    """The usage of one agent; `name` is null where it was removed. `removed_name`: the name it had then, null where
+    it is there or the audit table does not tell any more."""
 
     agent_id: str
     name: str | None
+    removed_name: str | None
 
 
 class TenantCost(Cost):

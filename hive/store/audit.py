@@ -31,6 +31,8 @@ PRUNED_AT_ONCE = 5_000
 """Rows deleted in one transaction: some 15 ms that every other write waits for."""
 TAKEN_IN_AT_ONCE = 5_000
 """Rows of an older Hive that are in memory at once while they are taken into the chain."""
+REMOVED = "agent.removed"
+"""The act of an agent's removal, with its name in the detail."""
 ORDER = "order."
 """Before the name of an act that a person asked for, refused ones too; what came of it are rows of their own."""
 REFUSED = frozenset(
@@ -221,6 +223,13 @@ def tail(conn: sqlite3.Connection, limit: int, target: str = "") -> list[AuditRe
         f"SELECT {_COLUMNS} FROM audit_log WHERE {of}{_NOT_TOLD} ORDER BY id DESC LIMIT ?", (*values, limit)
     ).fetchall()
     return [_entry(ChainLink(*row)).row for row in reversed(rows)]
+
+
+def removed_names(conn: sqlite3.Connection, agents: Iterable[str]) -> dict[str, str]:
+    """The last names of those of these agents (ids) whose removal is still told of."""
+    query = f"SELECT {NAME_IN_DETAIL} FROM audit_log WHERE target = ? AND act = '{REMOVED}' ORDER BY id DESC LIMIT 1"
+    found = ((agent, conn.execute(query, (agent,)).fetchone()) for agent in agents)
+    return {agent: str(row[0]) for agent, row in found if row is not None and row[0]}
 
 
 def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[AuditEntry]:

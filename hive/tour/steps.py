@@ -44,7 +44,7 @@ STEPS = (
         "Sleep",
         f"Nobody calls them, so Hive freezes each of them after {IDLE_S:g} s of quiet.",
         "CPU IN 1 s: a sleeper uses none. PAST HIVE: a caller that goes straight to its port hears nothing.",
-        "hive agent list",
+        "hive ps",
     ),
     TourStep(
         "wake",

@@ -105,7 +105,7 @@ def _wrapped(text: str, width: int | None) -> str:
     return ("\n" + " " * INDENT).join(lines)
 
 
-NEXT = ("status", "agent list", "logs -f")
+NEXT = ("status", "ps", "logs -f")
 
 
 def command_here() -> str:

@@ -41,12 +41,12 @@ def shown(views: Sequence[Row], rows: int) -> tuple[Sequence[Row], str]:
     >>> [view["name"] for view in shown(agents, 2)[0]], shown(agents, 2)[1]
     (['a', 'b'], '')
     >>> [view["name"] for view in shown(agents, 1)[0]], shown(agents, 1)[1]
-    (['b'], '… 1 agent more: hive agent list')
+    (['b'], '… 1 agent more: hive ps')
     """
     if len(views) <= rows:
         return views, ""
     first = sorted(views, key=lambda view: RANKS.get(str(view.get("status")), 1))[: max(rows - 1, 1)]
-    return first, f"… {counted(len(views) - len(first), 'agent')} more: hive agent list"
+    return first, f"… {counted(len(views) - len(first), 'agent')} more: hive ps"
 
 
 def plain_table(views: Sequence[Row]) -> str:

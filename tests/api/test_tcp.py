@@ -18,6 +18,7 @@ from hive.api import connections
 from hive.api.failures import Failures
 from hive.api.server import serve
 from hive.control.listening import WantedAddress, listen
+from hive.doctor.checks import running
 from hive.domain import Role
 from hive.errors import ConfigError
 from tests.api.over_tcp import TcpApi, until_closed
@@ -67,6 +68,11 @@ async def test_another_name_is_refused_whatever_the_token(api: TcpApi, host: str
     answered = await api.ask("GET", "/api/health", token=token, Host=host)
     assert (answered.status, answered.json["code"]) == (403, "not_permitted")
     assert answered.json["hint"]
+
+
+async def test_a_user_without_a_token_still_learns_that_it_is_hives(api: TcpApi) -> None:
+    port = running.Port("the API", api.port, None, running.UNSEEN)
+    assert (await running.asked(port)).ours == api.port
 
 
 @pytest.mark.parametrize("fields", [b"Host: localhost\r\nHost: localhost\r\n", b""])

@@ -103,3 +103,22 @@ def test_without_a_terminal_and_an_editor_it_says_what_to_do(hive: Hive, monkeyp
     said = hive("agent", "edit", "alice")
     assert said.code == 2
     assert "hive agent export alice > alice.toml, change it, then hive agent apply alice.toml" in said.err
+
+
+def test_flags_of_create_change_it_without_an_editor(hive: Hive) -> None:
+    """`hive agent edit poet --idle 3` was no option, though `create` has it."""
+    said = hive("agent", "edit", "alice", "--idle", "3", "--tier", "high", "--deepest", "light", "--autostart")
+    assert (said.code, "idle_s" in said.out, "restart" in said.out) == (0, True, False)
+    said = hive("agent", "edit", "alice", "--memory", "1g", "--pids", "50", "--model", "fast")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "`hive agent restart alice` makes it so")
+    assert hive("agent", "edit", "alice", "--cpus", "1.5", "--no-autostart").code == 0
+    now = Client(hive.socket).get("/api/agents/alice")
+    assert [now[field] for field in ("idle_s", "tier", "deepest", "autostart", "model")] == [
+        3.0,
+        "high",
+        "light",
+        False,
+        "fast",
+    ]
+    assert [now["limits"][name] for name in ("memory_mb", "pids", "cpu")] == [1024, 50, 1.5]
+    assert hive("agent", "edit", "alice", "--memory", "much").err.startswith("hive: --memory much: expected")

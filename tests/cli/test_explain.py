@@ -47,6 +47,16 @@ def test_a_code_is_explained_with_causes_and_cures_without_a_daemon(no_daemon: H
     assert "HTTP status 404; exit code 3. Try again: no" in said.out
 
 
+@pytest.mark.parametrize("code", ["not_found", "lease_ended", "redis_down"])
+def test_lines_end_at_words_on_a_narrow_terminal(code: str) -> None:
+    """They were as long as those of the page, 100 columns, and a terminal of 80 broke them within words."""
+    wide, narrow = text_of(code), text_of(code, 60)
+    assert max(map(len, wide.splitlines())) > 60
+    of_words = [line for line in narrow.splitlines() if not line.startswith("    ") and "`" not in line]
+    assert max(map(len, of_words)) <= 60
+    assert re.sub(r"[\s>]+", " ", narrow) == re.sub(r"[\s>]+", " ", wide)
+
+
 def test_brackets_capitals_and_dashes_are_no_matter(no_daemon: Hive) -> None:
     assert no_daemon("explain", "[Not-Found]").out == no_daemon("explain", "not_found").out
 

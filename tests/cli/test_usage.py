@@ -128,3 +128,13 @@ def test_a_wrong_span_is_said_by_the_name_of_the_option(hive: Hive) -> None:
         2,
         True,
     )
+
+
+def test_a_removed_agent_has_the_name_it_had(hive: Hive) -> None:
+    """It was 32 hex digits, and the table wrapped at 80 columns."""
+    assert hive("agent", "remove", "alice", "--yes").code == 0
+    told = hive("usage").out.splitlines()
+    assert told[1].startswith("alice (removed)  3 ")
+    assert max(map(len, told)) <= 80
+    [first, _] = hive("usage", "--json").json["agents"]
+    assert (first["name"], first["removed_name"]) == (None, "alice")

@@ -41,6 +41,7 @@ from hive.settings.table import Paths, Settings
 from hive.settings.table import Sandbox as SandboxSettings
 from tests import docker_engine, swapspace
 from tests.nobody import run_as_nobody
+from tests.proxy.proxy_process import house
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 ROOT = os.geteuid() == 0
@@ -284,6 +285,19 @@ def test_a_taken_port_names_who_has_it(up: Subject) -> None:
         result = look(msgspec.structs.replace(up, settings=settings), "hive.ports")
     assert result.status is WARN
     assert f"(pid {os.getpid()})" in result.reason
+
+
+async def test_a_port_where_a_hive_answers_is_hives_for_a_user_who_may_see_no_more(short_path: Path) -> None:
+    """On a healthy installed box a user outside the group hive read "in use, by Hive or by another program"."""
+    seen = [running.Port("agents", 1, None, running.UNSEEN)]
+    async with house(short_path) as home:
+        proxy = await home.proxy()
+        for number in (proxy.port, proxy.ingress_port):
+            seen.append(await running.asked(seen[0]._replace(wanted=number)))
+            assert running.judge_ports(seen[-1:], is_appliance=True).status is PASS
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        stranger = seen[0]._replace(wanted=silent.getsockname()[1])
+        assert await running.asked(stranger) == stranger
 
 
 def test_a_full_disk_is_found(small_disk: Path) -> None:

@@ -93,7 +93,7 @@ CG, ALL = Path("/cg"), host.LIMITED
     ],
 )
 def test_control_groups(groups: host.Groups, is_appliance: bool, status: Status, word: str) -> None:
-    assert says(host.judge_cgroup(groups, is_appliance=is_appliance, is_root=True), status, word)
+    assert says(host.judge_cgroup(groups, is_appliance=is_appliance, user_systemd=False), status, word)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,14 @@ def test_a_file_from_the_future_says_by_how_much() -> None:
 @pytest.mark.parametrize(("is_synchronised", "status"), [(True, PASS), (False, WARN)])
 def test_the_clock(is_synchronised: bool, status: Status) -> None:
     assert says(host.judge_clock(is_synchronised=is_synchronised, has_systemd=True), status)
+
+
+def test_where_there_is_no_systemd_no_cure_takes_one() -> None:
+    """In a container doctor said `systemd-run …` and `apt-get install chrony`, where neither can help."""
+    assert host.judge_clock(is_synchronised=False, has_systemd=False).fix == ""
+    groups = host.Groups(Path("/c"), has_freezer=True, controllers=host.LIMITED)
+    assert host.judge_cgroup(groups, is_appliance=False, user_systemd=False).fix == ""
+    assert "systemd-run --user" in host.judge_cgroup(groups, is_appliance=False, user_systemd=True).fix
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_the_banner_says_what_is_isolated_what_is_not_and_what_to_type() -> None
     text = banner(HEALTH, PATHS, command="hive", default_state=True)
     for words in ("127.0.0.1:11436", "uid: each agent", "not enforced", "DEMO", "SIGSTOP", "/run/x/hive.sock"):
         assert words in text
-    assert "  hive agent list\n" in text
+    assert "  hive ps\n" in text
 
 
 def test_the_banner_says_why_nobody_sleeps_deep() -> None:

@@ -86,7 +86,7 @@ def test_of_many_agents_and_lines_what_fits_is_drawn_and_few_times() -> None:
     drawn = shown.count("Hive is up · model")
     assert 1 <= drawn < 600, "six thousand lines are not as many drawings"
     assert "ill" in shown, "an agent in trouble comes first"
-    assert re.search(r"… 8\d\d agents more: hive agent list", shown)
+    assert re.search(r"… 8\d\d agents more: hive ps", shown)
     assert re.search(r"… [\d,]+ lines more: hive logs", shown)
     assert "line 1999" in shown
     assert "audit_head" not in shown

@@ -15,10 +15,27 @@ import typer
 
 from hive.agents.spec import check_toml, to_toml
 from hive.budgets import BudgetKind
-from hive.cli.agents.spec import START_S, of_view, plain, plan_text, read_toml
+from hive.cli.agents.spec import (
+    CPUS,
+    DEEPEST,
+    IDLE,
+    MEMORY,
+    MODEL,
+    PIDS,
+    PORT,
+    RESTART,
+    START_S,
+    TENANT,
+    TIER,
+    mebibytes,
+    of_view,
+    plain,
+    plan_text,
+    read_toml,
+)
 from hive.cli.call import AgentName, Answer, CommandCall, is_agreed, report
 from hive.client.client import path_of
-from hive.domain import AgentSpec, CloudUse
+from hive.domain import AgentSpec, CloudUse, RestartPolicy, SleepDepth, Tier
 from hive.errors import BadRequest, HiveError, NotConfirmed, UsageError, WrongState
 
 STDERR = 2
@@ -29,9 +46,20 @@ EDITORS = ("sensible-editor", "editor", "nano", "vi")
 def edit(
     call: CommandCall,
     name: AgentName,
-    cloud: Annotated[CloudUse | None, typer.Option(help="Only narrow how far its requests may go.")] = None,
+    idle: Annotated[float | None, IDLE] = None,
+    deepest: Annotated[SleepDepth | None, DEEPEST] = None,
+    model: Annotated[str | None, MODEL] = None,
+    tier: Annotated[Tier | None, TIER] = None,
+    tenant: Annotated[str | None, TENANT] = None,
+    restart: Annotated[RestartPolicy | None, RESTART] = None,
+    autostart: Annotated[bool | None, typer.Option(help="Started when the host boots, too.")] = None,
+    port: Annotated[int | None, PORT] = None,
+    memory: Annotated[str | None, MEMORY] = None,
+    cpus: Annotated[float | None, CPUS] = None,
+    pids: Annotated[int | None, PIDS] = None,
+    cloud: Annotated[CloudUse | None, typer.Option(help="Narrows how far its requests may go.")] = None,
     tokens_per_day: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Only set its tokens a day; 0 takes the limit away.")
+        int | None, typer.Option(metavar="N", min=0, help="At most so many tokens a day; 0 takes the limit away.")
     ] = None,
     tokens_per_month: Annotated[int | None, typer.Option(metavar="N", min=0, help="The same for a month.")] = None,
     cloud_tokens_per_day: Annotated[
@@ -41,10 +69,12 @@ def edit(
     """Opens an agent's description in an editor and applies what was saved; says what that means.
 
     The editor is VISUAL's or EDITOR's. A description that is refused is opened again, or kept and its place told.
-    The agent runs on as it was until it is restarted. With a flag no editor is opened: that alone is changed, at once.
+    What its process is started with changes with its next start, all else at once. With a flag no editor is opened:
+    that alone is changed. What no flag is for, a script changes with `hive agent export` and `hive agent apply`.
 
     Examples:
       hive agent edit alice
+      hive agent edit alice --idle 3 --memory 512m
       EDITOR="code --wait" hive agent edit alice
       hive agent edit alice --cloud never --tokens-per-day 200000
     """
@@ -52,7 +82,21 @@ def edit(
         before = of_view(call.client.get(path_of(name)))
     limits = zip(BudgetKind, (tokens_per_day, tokens_per_month, cloud_tokens_per_day), strict=True)
     said: dict[str, object] = {str(kind): limit or None for kind, limit in limits if limit is not None}
-    said |= {} if cloud is None else {"cloud": cloud}
+    flags = {
+        "idle_s": idle,
+        "deepest": deepest,
+        "model": model,
+        "tier": tier,
+        "tenant": tenant,
+        "restart": restart,
+        "autostart": autostart,
+        "port": port,
+        "cloud": cloud,
+    }
+    said |= {field: value for field, value in flags.items() if value is not None}
+    bounds = {"memory_mb": None if memory is None else mebibytes(memory), "cpu": cpus, "pids": pids}
+    if within := {field: value for field, value in bounds.items() if value is not None}:
+        said["limits"] = {**plain(before)["limits"], **within}
     if said:
         after = {**plain(before), **said}
         answer = call.client.put(path_of(before.name), after, timeout_s=START_S, dry_run=0)

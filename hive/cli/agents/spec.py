@@ -15,7 +15,7 @@ from hive.cli.agents.steer import refuse_failed, say_lacking
 from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import AT_REST, harmless
 from hive.client.client import path_of
-from hive.domain import AgentSpec, CloudUse, DockerSpec, Limits, RestartPolicy, RuntimeKind, Tier
+from hive.domain import AgentSpec, CloudUse, DockerSpec, Limits, RestartPolicy, RuntimeKind, SleepDepth, Tier
 from hive.errors import BadRequest, UsageError
 
 START_S = 160.0
@@ -26,6 +26,17 @@ IN_FLAGS = {
     "docker: the runtime": "--image goes with --runtime docker",
 }
 """A fault in a description → the flags to type about it."""
+MEMORY = typer.Option(metavar="N(k|m|g)", help="At most so much RAM, like 512m.")
+CPUS = typer.Option(metavar="N", help="At most so many cores, like 1.5.")
+PIDS = typer.Option(metavar="N", help="At most so many processes and threads.")
+PORT = typer.Option(metavar="N", min=1, max=65535, help="Where it listens for callers.")
+TIER = typer.Option(help="How many of its requests may be at the backend at once.")
+TENANT = typer.Option(metavar="NAME", help="Whom it belongs to.")
+MODEL = typer.Option(metavar="MODEL", help="Used where a request names none.")
+RESTART = typer.Option(help="When its command ends.")
+IDLE = typer.Option(metavar="S", min=0, help="Seconds of quiet before it sleeps; 0 is never.")
+DEEPEST = typer.Option(help="How deep it may sleep: light or deep.")
+"""Options of `create` that `edit` has, too."""
 _MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kmgt])(?:i?b)?", re.IGNORECASE)
 
@@ -43,21 +54,18 @@ def create(
     mount: Annotated[
         list[str] | None, typer.Option(metavar="HOST:PATH[:ro]", help="Of a docker agent: a directory of this host.")
     ] = None,
-    memory: Annotated[str | None, typer.Option(metavar="N(k|m|g)", help="At most so much RAM, like 512m.")] = None,
-    cpus: Annotated[float | None, typer.Option(metavar="N", help="At most so many cores, like 1.5.")] = None,
-    pids: Annotated[int | None, typer.Option(metavar="N", help="At most so many processes and threads.")] = None,
+    memory: Annotated[str | None, MEMORY] = None,
+    cpus: Annotated[float | None, CPUS] = None,
+    pids: Annotated[int | None, PIDS] = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="It reaches Hive and nothing else.")] = False,
-    port: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="Where it listens for callers.")
-    ] = None,
-    tier: Annotated[Tier, typer.Option(help="How many of its requests may be at the backend at once.")] = Tier.MEDIUM,
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whom it belongs to.")] = "default",
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Used where a request names none.")] = None,
-    restart: Annotated[RestartPolicy, typer.Option(help="When its command ends.")] = RestartPolicy.NO,
+    port: Annotated[int | None, PORT] = None,
+    tier: Annotated[Tier, TIER] = Tier.MEDIUM,
+    tenant: Annotated[str, TENANT] = "default",
+    model: Annotated[str | None, MODEL] = None,
+    restart: Annotated[RestartPolicy, RESTART] = RestartPolicy.NO,
     autostart: Annotated[bool, typer.Option("--autostart", help="Started when the host boots, too.")] = False,
-    idle: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Seconds of quiet before it sleeps; 0 is never.")
-    ] = None,
+    idle: Annotated[float | None, IDLE] = None,
+    deepest: Annotated[SleepDepth, DEEPEST] = SleepDepth.DEEP,
     cid: Annotated[
         int | None, typer.Option(metavar="N", min=3, max=2**32 - 2, help="AF_VSOCK context id of its machine.")
     ] = None,
@@ -101,7 +109,7 @@ def create(
         command=(command or []) if template is None else located(command or []),
         runtime=runtime or (RuntimeKind.PROCESS if image is None else RuntimeKind.DOCKER),
         docker=_docker(image, mount or []),
-        limits=Limits(memory_mb=None if memory is None else _mebibytes(memory), cpu=cpus, pids=pids),
+        limits=Limits(memory_mb=None if memory is None else mebibytes(memory), cpu=cpus, pids=pids),
         egress=[] if no_network else None,
         port=port,
         tier=tier,
@@ -110,6 +118,7 @@ def create(
         restart=restart,
         autostart=autostart,
         idle_s=idle,
+        deepest=deepest,
         cid=cid,
         env=dict(_pair(item) for item in env or []),
         system_prompt=None if system_prompt_file is None else _prompt(system_prompt_file),
@@ -246,10 +255,10 @@ def _docker(image: str | None, mounts: list[str]) -> DockerSpec | None:
     return None if image is None else DockerSpec(image=image, mounts=mounts)
 
 
-def _mebibytes(text: str) -> int:
+def mebibytes(text: str) -> int:
     """MiB of a size as docker takes it.
 
-    >>> _mebibytes("512m"), _mebibytes("1.5GiB")
+    >>> mebibytes("512m"), mebibytes("1.5GiB")
     (512, 1536)
     """
     match = _SIZE.fullmatch(text)

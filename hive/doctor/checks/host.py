@@ -75,7 +75,9 @@ class Groups(NamedTuple):
 
 
 def look_at_cgroup(subject: Subject) -> CheckVerdict:
-    return judge_cgroup(_groups(), is_appliance=subject.is_appliance, is_root=subject.is_root)
+    return judge_cgroup(
+        _groups(), is_appliance=subject.is_appliance, user_systemd=not subject.is_root and systemd.is_booted()
+    )
 
 
 def _groups() -> Groups:
@@ -99,16 +101,17 @@ def _takes_groups(parent: Path) -> bool:
     return os.access(parent, os.W_OK) and os.access(parent / "cgroup.procs", os.W_OK)
 
 
-def judge_cgroup(groups: Groups, *, is_appliance: bool, is_root: bool) -> CheckVerdict:
-    """
-    >>> judge_cgroup(Groups(Path("/c"), True, LIMITED, (), Path("/c")), is_appliance=True, is_root=True).reason
+def judge_cgroup(groups: Groups, *, is_appliance: bool, user_systemd: bool) -> CheckVerdict:
+    """`user_systemd`: this user is not root, and may have a systemd of its own.
+
+    >>> judge_cgroup(Groups(Path("/c"), True, LIMITED, (), Path("/c")), is_appliance=True, user_systemd=False).reason
     'v2 at /c: freezer, memory, cpu, pids'
     """
     if groups.mount is None or not groups.has_freezer:
         what = "cgroup v2 is not mounted" if groups.mount is None else "cgroup v2 has no freezer (Linux before 5.2)"
         return wrong("no_freezer", up=not is_appliance, what=what)
     if groups.parent is None and not is_appliance:
-        return wrong("no_cgroup_allowed", mount=groups.mount, is_user=not is_root)
+        return wrong("no_cgroup_allowed", mount=groups.mount, user_systemd=user_systemd)
     lacking = [name for name in LIMITED if name not in groups.controllers and name not in groups.v1]
     if lacking:
         return wrong("cgroup_controllers", mount=groups.mount, lacking=lacking)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hive
+from hive.backends.ask import get
+from hive.backends.conversation import object_in
+from hive.backends.recognise import is_hive
 from hive.build import compiled, number_of, version
 from hive.conditions import condition, conditions_in
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, told, unseen, wrong
 from hive.doctor.checks.target import Subject, TargetKind
+from hive.errors import BackendDown, BackendTimeout
 from hive.files.layout import CURRENT
 from hive.host.listener import holders_of, listening_inodes
 
@@ -27,6 +32,7 @@ OF_DAEMON = (
     "unit_not_active",
 )
 """Conditions of a Hive that does not answer which say why; its other ones have checks of their own."""
+ASKED_S = 0.3
 
 
 # --- the daemon --------------------------------------------------------------------------------------------------
@@ -84,8 +90,9 @@ def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool
     """`running`: the daemon's, empty where none answers. `installed`: name of the current installed version, like
     `0.1.0-3`; empty for none. Another build of the same number is another version. `own`: a file of this command's.
 
-    >>> judge_version("0.2.0", "0.2.0", "0.2.0-1", is_appliance=True, own=Path("/opt/hive/versions/0.2.0-1/x")).reason
-    '0.2.0 runs, 0.2.0-1 is installed; compiled=no'
+    >>> own = Path("/opt/hive/versions/0.2.0-1/x")
+    >>> judge_version("0.2.0", "0.2.0", "0.2.0-1", is_appliance=True, own=own).reason.partition(";")[0]
+    '0.2.0 runs, 0.2.0-1 is installed'
     """
     if not running:
         return skipped(f"this command is {mine}; no daemon says what it is")
@@ -132,13 +139,33 @@ class Port(NamedTuple):
     owner: str = ""
 
 
-def look_at_ports(subject: Subject) -> CheckVerdict:
+async def look_at_ports(subject: Subject) -> CheckVerdict:
+    ports = await asyncio.to_thread(_ports, subject)
+    if os.geteuid() != 0:
+        ports = await asyncio.gather(*map(asked, ports))
+    return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
+
+
+async def asked(port: Port) -> Port:
+    """The same, ours where a Hive answers at it: this user may see neither its owner nor ask the daemon."""
+    if port.ours is not None or port.owner != UNSEEN:
+        return port
+    try:
+        answer = await get(f"127.0.0.1:{port.wanted}", "/api/health", within_s=ASKED_S)
+    except (BackendDown, BackendTimeout):
+        return port
+    # The proxy says whose refusal it is; the API's is a problem with a code and a hint.
+    ours = is_hive(answer) or {"code", "hint", "detail"} <= object_in(answer.body).keys()
+    return port._replace(ours=port.wanted) if ours else port
+
+
+def _ports(subject: Subject) -> list[Port]:
     health = subject.health or {}
     found: dict[str, Any] = health.get("proxy") or {}
     proxy = found if found.get("connected") else {}
     api: dict[str, Any] = health.get("api") or {}
     settings, listening = subject.settings, listening_inodes()
-    ports = [
+    return [
         Port(what, wanted, ours, _owner(listening.get(wanted, ())))
         for what, wanted, ours in (
             ("agents", settings.proxy.port, proxy.get("port")),
@@ -146,7 +173,6 @@ def look_at_ports(subject: Subject) -> CheckVerdict:
             *([("the API", settings.api.port, api.get("port"))] if settings.api.port else []),
         )
     ]
-    return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
 
 
 def _owner(inodes: Sequence[str]) -> str:
