@@ -12,7 +12,7 @@ SIGNALLED = 128
 """Exit codes from here on are of a signal: no file's doing."""
 ACCESS_LIST = "system.posix_acl_access"
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
-"""What `ProtectHome=` hides from an agent in a unit; the helper sees it."""
+"""Directories that `ProtectHome=` hides from an agent in a unit; the helper sees them."""
 PUT_ELSEWHERE = "put it where every user may read, as below /srv/agents"
 
 
