@@ -268,6 +268,10 @@ TABLE: dict[str, Row] = {
         "agents of template {template} are ordinary programs: {why}{more:? (and * more)}",
         "{hive:template restart {template:quote}}",
     ),
+    "agent_failed": _warning(
+        "agent {agent} has ended with an error: {why}{more:? (and * more: hive ps --state error)}",
+        "{hive:agent logs {agent:quote}}  # then agent start, or agent remove",
+    ),
     "backend_switching": _warning("switching to {to}: requests for the model wait", "{hive:backend status}"),
     "cluster_none": _error("{why}: requests wait", "{hive:backend status}"),
     "cluster_stuck": _error(

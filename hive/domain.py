@@ -307,6 +307,17 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def told_of_failure(self) -> str:
+        """The end of one that failed, in the words for its callers: no path of this host is among them.
+
+        >>> ended = Agent(id="a1", spec=AgentSpec(name="a"), status=AgentStatus.ERROR, reason="exited with 2: no /x")
+        >>> ended.told_of_failure
+        'exited with 2'
+        """
+        said = re.match(r"exited with [0-9]+", self.reason) if self.status is AgentStatus.ERROR else None
+        return "" if said is None else said[0]
+
 
 class CallerKind(StrEnum):
     """The kind of a caller. `operator`: has the internal token, at the proxy. `person`: a user of the API."""

@@ -428,6 +428,12 @@ class AgentDown(BackendDown):
     code = "agent_unavailable"
 
 
+class AgentFailed(HiveError):
+    """The agent ended with a failure in the moment after its start."""
+
+    code = "agent_failed"
+
+
 class StreamIncomplete(BackendDown):
     """The backend broke off its answer."""
 

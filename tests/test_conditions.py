@@ -291,6 +291,7 @@ CASES: dict[str, Case] = {
     "adapter_keys_none": lambda: adapters.judge_keys(P, 0, 1, "required"),
     "adapter_keys_open": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o775), is_apart=True),
     "adapters_unreadable": lambda: adapters.judge_installed(adapters.FoundDirectory(P, mode=0o700), is_apart=True),
+    "agent_failed": daemon(agents_failed={"crash": "exited with 1"}),
     "template_failed": daemon(templates_failed={"lg": "its imports started threads"}),
     "template_stale": lambda: templates.judge_ready([{"name": "lg", "state": "ready", "is_stale": True}]),
     "userns_forbidden": lambda: templates.judge_namespaces(

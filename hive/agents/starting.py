@@ -121,8 +121,8 @@ class Starting:
         await state.record()
 
     async def lost_in_boot(self) -> None:
-        """It ran when the machine went down. `after_boot` starts it when its turn comes."""
-        await self._to_be_started("the machine was started again")
+        """It ran when the machine went down, or in a backup. `after_boot` starts it when its turn comes."""
+        await self._to_be_started("the machine was started again, or a backup was restored")
 
     async def after_boot(self, why: str) -> None:
         """Starts it where it is still to be: meanwhile an operator may have thought otherwise.

@@ -217,7 +217,12 @@ class LifecycleState:
 
     @property
     def refused(self) -> Refused:
-        return Refused(agent=self.agent.id, generation=self.agent.generation, status=str(self.status))
+        return Refused(
+            agent=self.agent.id,
+            generation=self.agent.generation,
+            status=str(self.status),
+            why=self.agent.told_of_failure,
+        )
 
     def answer(self, answer: Open | Refused) -> None:
         waiting, self.waiting = self.waiting, []

@@ -39,7 +39,7 @@ from hive.files.offline_audit import noted
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.paths import make_private
 from hive.settings.file import load_text
-from hive.store import cache_epochs
+from hive.store import cache_epochs, runtime_settings
 from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
@@ -53,6 +53,8 @@ STAGED = ".hive-restore"
 SIDES = ("-wal", "-shm", "-journal")
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20
 """linux/fs.h, of 64 bits; what `lsattr` reads, and its `a`."""
+NO_BOOT = "restored"
+"""The id of no boot: no process of what ran when the backup was made is expected to live."""
 
 
 class RestorePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -289,10 +291,12 @@ def _checked(path: Path, table: str, look: Callable[[sqlite3.Connection], Found]
 
 
 def _note_put_back(databases: Iterable[Path]) -> None:
-    """Has what was flushed since the backup was made stay so."""
+    """Has what was flushed since the backup was made stay so, and what ran then started again, as after a boot."""
     for path in databases:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
-            cache_epochs.note_put_back(conn, time.time())
+            now = time.time()
+            cache_epochs.note_put_back(conn, now)
+            runtime_settings.put(conn, runtime_settings.BOOT, NO_BOOT, actor="hive restore", now=now)
 
 
 def _fold(database: Path) -> None:

@@ -195,6 +195,18 @@ def state_of(view: Mapping[str, Any]) -> str:
     return f"{view['status']} ({depth})" if view["status"] == "paused" and depth != "awake" else str(view["status"])
 
 
+def look_of(view: Mapping[str, Any]) -> str:
+    """The command that says more of an agent that failed; empty where its log has nothing about it.
+
+    >>> look_of({"name": "bob", "status": "error", "reason": "exited with 1"})
+    'hive agent logs bob'
+    >>> look_of({"name": "bob", "status": "error", "reason": "no such command: x"})
+    ''
+    """
+    has_run = view["status"] == "error" and view["reason"].startswith(("exited with ", "ended"))
+    return f"hive agent logs {view['name']}" if has_run else ""
+
+
 def one_line(text: str) -> str:
     r"""`harmless`, and on one line: a line break in what an agent said would forge a row.
 

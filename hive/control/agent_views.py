@@ -19,6 +19,7 @@ from hive.control.message_delivery import MessageDelivery
 from hive.control.prewarming import Prewarmer
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
+from hive.domain import AgentStatus
 from hive.errors import HiveError
 from hive.link.helper import Stat
 from hive.shapes.agents import AgentChanges, AgentPage, AgentView, ShortPage
@@ -73,6 +74,12 @@ class AgentViews:
 
     def __repr__(self) -> str:
         return f"<AgentViews of {len(self._roster)} agents>"
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Those in `error`, by name, with the reason."""
+        lives = self._roster.by_name()
+        return {life.agent.name: life.agent.reason for life in lives if life.status is AgentStatus.ERROR}
 
     async def of(self, life: AgentLifecycle, *, pss: bool = False) -> AgentView:
         """`pss`: with a PSS of now, for which the kernel walks all of its memory."""

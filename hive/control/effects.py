@@ -29,12 +29,11 @@ from hive.store import agents, runtime_settings
 from hive.store.audit import REMOVED, AuditRecord
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.store.runtime_settings import BOOT
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
-BOOT = "boot.id"
-"""Runtime setting: the boot of this host after which all that was to be started has been."""
 REMOVED_AT_ONCE = 100
 """Agents in one transaction: a commit, which is what a removal costs most, is shared; others wait some 20 ms for it."""
 PROXY_WITHIN_S = 10.0
@@ -273,6 +272,7 @@ class DaemonEffects:
             cid=agent.spec.cid,
             cloud=agent.spec.cloud,
             limits=agent.spec.budget,
+            why=agent.told_of_failure,
         )
 
     def _address(self, spec: AgentSpec, life: AgentLifecycle | None) -> str | None:

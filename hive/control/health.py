@@ -143,6 +143,7 @@ class HealthReport:
                 backend=self._effects.backend,
                 costly={name: acceptance.rate or 0.0 for name, acceptance in self._speculation.costly.items()},
                 templates_failed=self._templates.failed,
+                agents_failed=self._agent_views.failed,
             )
         )
         return [one.at(self._where) for one in found]
@@ -153,7 +154,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     is still to be told. `proxy`, `helper`: connected; `redis`: up. `usage_waits`: why usage cannot be written, else
     empty. `switching_to`: empty if no switch is under way. `not_started`: why no inference server was started.
     `costly`: the share of drafted tokens that was accepted, of models whose speculation costs more than it gives.
-    `templates_failed`: why each of them does not start."""
+    `templates_failed`: why each of them does not start; `agents_failed`: why each of them is in `error`."""
 
     state: str
     free_bytes: int | None = None
@@ -171,6 +172,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendInfo | None = None
     costly: Mapping[str, float] = {}
     templates_failed: Mapping[str, str] = {}
+    agents_failed: Mapping[str, str] = {}
 
 
 def conditions_of(seen: Facts) -> list[FoundCondition]:
@@ -217,6 +219,9 @@ def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
     if seen.templates_failed:
         template, why = next(iter(seen.templates_failed.items()))
         yield condition("template_failed", template=template, why=why, more=len(seen.templates_failed) - 1)
+    if seen.agents_failed:
+        agent, why = next(iter(seen.agents_failed.items()))
+        yield condition("agent_failed", agent=agent, why=why, more=len(seen.agents_failed) - 1)
 
 
 def _conditions_of_cluster(backend: BackendInfo) -> Iterator[FoundCondition]:

@@ -269,15 +269,32 @@ CALLS: dict[str, CodeText] = {
         "The agent sleeps, or is stopped, and could not be woken in the time that its caller waits.",
         (
             "many agents wake at once, or its memory is read back from a slow swap",
+            "it has ended with an error: its script failed, or could not be started",
             "it is stopped, removed, or an operator holds it asleep",
             "`[proxy] gate_wait_s` is short for an agent that sleeps deep",
         ),
         (
             "see its state: `hive agent show NAME`; wake it: `hive agent resume NAME`; start one that is stopped: `hive"
             " agent start NAME`",
+            "one that has failed: `hive agent logs NAME`, mend what it says, then `hive agent start NAME`",
             "wait longer: `hive config runtime proxy.gate_wait_s=15`",
         ),
-        "yes, after `Retry-After`; not for one that is stopped",
+        "yes, after `Retry-After`; not for one that is stopped or has failed",
+    ),
+    "agent_failed": CodeText(
+        "The agent ended with an error and is at rest: nobody wakes it, and its callers get `not_awake`.",
+        (
+            "its script failed: a package that is missing, a file that its user may not read, a mistake in it",
+            "it used more memory than it may: `exited with 137`",
+            "its command cannot be started at all",
+        ),
+        (
+            "read its last words: `hive agent logs NAME`",
+            "see how it ended: `hive agent show NAME`; all that did: `hive ps --state error`",
+            "start it once that is mended: `hive agent start NAME`; or remove it: `hive agent remove NAME`",
+        ),
+        "no, not before what its log says is mended",
+        told_in="`hive agent create`, `hive agent start` and `hive status`",
     ),
     "agent_unavailable": CodeText(
         "The agent runs, and its own port does not answer as HTTP does.",

@@ -204,7 +204,7 @@ class AgentRow(LinkMessage, tag=True, frozen=True, kw_only=True):
     `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its port listens:
     `host:port`, `unix:PATH`, `vsock:UDS_PATH:PORT` (Firecracker's `CONNECT`), or what `dialled` says. `cid`: the
     AF_VSOCK context id its guest connects from. `cloud`: as its spec has it; `limits`: its own
-    budgets.
+    budgets. `why`: as in `Refused`.
     """
 
     id: str
@@ -221,6 +221,7 @@ class AgentRow(LinkMessage, tag=True, frozen=True, kw_only=True):
     cid: int | None = None
     cloud: CloudUse | None = None
     limits: TokenLimits = NO_LIMITS
+    why: str = ""
 
 
 class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -289,12 +290,13 @@ class Open(LinkMessage, tag=True, frozen=True, kw_only=True):
 class Refused(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The agent will not be woken (it is stopped, failed …): parked requests get 503 naming `status`.
 
-    Told, and the answer to `Wake`.
+    Told, and the answer to `Wake`. `why`: how one that failed has ended, as far as its callers may know.
     """
 
     agent: str
     generation: int
     status: str
+    why: str = ""
 
 
 class AskActivity(LinkMessage, tag=True, frozen=True, kw_only=True):

@@ -188,7 +188,9 @@ class ProxyGates:
         self.say(Open(agent=agent.id, generation=agent.generation))
 
     def refuse(self, agent: Agent) -> None:
-        self.say(Refused(agent=agent.id, generation=agent.generation, status=str(agent.status)))
+        self.say(
+            Refused(agent=agent.id, generation=agent.generation, status=str(agent.status), why=agent.told_of_failure)
+        )
 
     def tell(self, agent: Agent) -> None:
         self.say(AgentIs(row=self._events.row(agent)))

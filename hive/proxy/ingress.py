@@ -549,7 +549,7 @@ def _told(entry: AgentEntry, request: Request, target: bytes) -> bytes:
         raise MethodNotAllowed(allow="GET, HEAD")
     gate = entry.gate
     if gate.state is GateState.REFUSED:
-        raise Saturated(f"the agent is {gate.status}", retry_after_s=5)
+        raise gate.refusal()
     said = {"agent": entry.row.name, "state": gate.word, "open": gate.ingress, "parked": gate.parked}
     return msgspec.json.encode(said) + b"\n"
 

@@ -341,9 +341,9 @@ class ProxyLinks:
             case Open(agent=agent, generation=generation):
                 if (entry := self.registry.by_id.get(agent)) is not None:
                     entry.gate.open(generation)
-            case Refused(agent=agent, generation=generation, status=status):
+            case Refused(agent=agent, generation=generation, status=status, why=why):
                 if (entry := self.registry.by_id.get(agent)) is not None:
-                    entry.gate.refuse(generation, status)
+                    entry.gate.refuse(generation, status, why)
 
     def _serve_unheard(self) -> None:
         if not self.registry.heard:

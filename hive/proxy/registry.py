@@ -152,7 +152,7 @@ def _differs_in_state_only(old: AgentRow, new: AgentRow) -> bool:
     >>> _differs_in_state_only(row, replace(row, tenant="other"))
     False
     """
-    return replace(old, gate=new.gate, generation=new.generation, status=new.status) == new
+    return replace(old, gate=new.gate, generation=new.generation, status=new.status, why=new.why) == new
 
 
 class Registry:
@@ -221,7 +221,7 @@ class Registry:
             entry.row = row
         else:
             entry = self._learn_anew(entry, row)
-        entry.gate.move(GateState(row.gate), row.generation, row.status)
+        entry.gate.move(GateState(row.gate), row.generation, row.status, row.why)
         return entry
 
     def _learn_anew(self, entry: AgentEntry | None, row: AgentRow) -> AgentEntry:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Protocol
 
-from hive.domain import WakeCause
+from hive.domain import AgentStatus, WakeCause
 from hive.errors import AgentAsleep, HiveError
 from hive.terminal_text import counted
 
@@ -61,6 +61,20 @@ class Outside(WakeCaller, Protocol):
         ...
 
 
+def not_awake(status: str, why: str = "") -> AgentAsleep:
+    """
+    >>> not_awake("stopped").message, not_awake("error", "exited with 1").message
+    ('the agent is stopped', 'the agent has ended with an error: exited with 1')
+    """
+    if status != AgentStatus.ERROR:
+        return AgentAsleep(f"the agent is {status}", retry_after_s=5)
+    return AgentAsleep(
+        f"the agent has ended with an error{why and f': {why}'}",
+        hint="its owner sees why in its log: hive agent logs NAME",
+        retry_after_s=5,
+    )
+
+
 class Gate:
     """One agent's gate. `in_flight` and `ingress` count requests begun and not ended.
 
@@ -83,6 +97,7 @@ class Gate:
         "parked_max",
         "state",
         "status",
+        "why",
     )
 
     def __init__(self, agent: str, outside: Outside, *, parked_max: int) -> None:
@@ -90,6 +105,7 @@ class Gate:
         self.state = GateState.OPEN
         self.generation = 0
         self.status = "unknown"
+        self.why = ""
         self.parked_max = parked_max
         self.in_flight = 0
         self.ingress = 0
@@ -143,7 +159,7 @@ class Gate:
         if self.state is _OPEN:
             return True
         if self.state is GateState.REFUSED:
-            raise AgentAsleep(f"the agent is {self.status}", retry_after_s=5)
+            raise self.refusal()
         if len(self._parked) >= self.parked_max:
             waiting = counted(len(self._parked), "request already waits", "requests already wait")
             raise AgentAsleep(f"{waiting} for this agent to wake", retry_after_s=1)
@@ -213,16 +229,20 @@ class Gate:
         """The agent runs."""
         self.move(GateState.OPEN, generation, "running")
 
-    def refuse(self, generation: int, status: str) -> None:
+    def refuse(self, generation: int, status: str, why: str = "") -> None:
         """The agent will not be woken."""
-        self.move(GateState.REFUSED, generation, status)
+        self.move(GateState.REFUSED, generation, status, why)
 
-    def move(self, state: GateState, generation: int, status: str) -> None:
+    def refusal(self) -> AgentAsleep:
+        """The error for a request of an agent that will not be woken."""
+        return not_awake(self.status, self.why)
+
+    def move(self, state: GateState, generation: int, status: str, why: str = "") -> None:
         """The daemon's word on where the gate stands; an older generation is ignored."""
         if generation < self.generation:
             return
         self.generation = generation
-        self.status = status
+        self.status, self.why = status, why
         self.state = state
         self._waking = False
         if state in (GateState.OPEN, GateState.REFUSED):
@@ -232,7 +252,7 @@ class Gate:
                 request.on_gate_open()
         elif state is GateState.REFUSED:
             for request in self._flush():
-                request.on_gate_refused(AgentAsleep(f"the agent is {status}", retry_after_s=5))
+                request.on_gate_refused(self.refusal())
         elif self._parked:
             self.wake_again()
 
@@ -251,7 +271,7 @@ class Gate:
         self._waking = False
         self._outside.wake_ended(self.agent, awake=False)
         for request in self._flush():
-            request.on_gate_refused(AgentAsleep(f"the agent is {status}", retry_after_s=5))
+            request.on_gate_refused(not_awake(status))
 
     def link_lost(self) -> None:
         """Handles the loss of the daemon: a gate that was closed for a pause that was never committed opens; requests

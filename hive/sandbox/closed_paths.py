@@ -11,6 +11,9 @@ from typing import NamedTuple
 SIGNALLED = 128
 """Exit codes from here on are of a signal: no file's doing."""
 ACCESS_LIST = "system.posix_acl_access"
+HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+"""Directories that `ProtectHome=` hides from an agent in a unit; the helper sees them."""
+PUT_ELSEWHERE = "put it where every user may read, as below /srv/agents"
 
 
 class PathRights(NamedTuple):
@@ -41,19 +44,24 @@ def is_open(above: Sequence[PathRights], last: PathRights, uid: int, gid: int) -
     return all(may(step, uid, gid, 1) for step in above) and may(last, uid, gid, 4)
 
 
-def why_unread(command: Sequence[str], exit_code: int | None, uid: int | None, gid: int | None) -> str:
+def why_unread(
+    command: Sequence[str], exit_code: int | None, uid: int | None, gid: int | None, *, hides_homes: bool = False
+) -> str:
     """The sentence for an agent that ended with this code, empty where its files are no reason. Looks at the disk.
+
+    `hides_homes`: of an agent that sees none of `HOMES`, whoever may read what is there.
 
     Where an access list grants what modes do not, nothing is said.
     """
     if uid is None or not exit_code or exit_code >= SIGNALLED:
         return ""
     for word in command[1:]:
-        if os.path.isabs(word) and _is_closed(word, uid, uid if gid is None else gid):
-            return (
-                f"it runs as uid {uid}, which may not read {word}: "
-                "put it where every user may read, as below /srv/agents"
-            )
+        if not os.path.isabs(word):
+            continue
+        if _is_closed(word, uid, uid if gid is None else gid):
+            return f"it runs as uid {uid}, which may not read {word}: {PUT_ELSEWHERE}"
+        if hides_homes and any(home in Path(os.path.normpath(word)).parents for home in HOMES):
+            return f"it runs as uid {uid}, which does not see {word} (its sandbox hides homes): {PUT_ELSEWHERE}"
     return ""
 
 

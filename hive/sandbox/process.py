@@ -88,6 +88,7 @@ class RunningProcess:
     """One started agent; see `RunningAgent` for the contract."""
 
     why_ended = ""
+    hides_homes = False
 
     def __init__(
         self,
@@ -279,7 +280,9 @@ class RunningProcess:
     def _tell_of_closed_paths(self, code: int | None) -> None:
         """Its user may not read its script: that is why it has ended, where nothing else is known."""
         spec = self._spec
-        self.why_ended = self.why_ended or why_unread(spec.command, code, spec.uid, spec.gid)
+        self.why_ended = self.why_ended or why_unread(
+            spec.command, code, spec.uid, spec.gid, hides_homes=self.hides_homes
+        )
 
     def _tell_of_memory(self, killed: int) -> None:
         """Into the agent's log too: there its owner looks for why it ended."""

@@ -74,6 +74,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class RunningUnit(RunningProcess):
     """One started agent; see `RunningAgent` for the contract. `run.leaf` is the group it is frozen by."""
 
+    hides_homes = True
     places_of: Callable[[EnteredProgram], Places]
     """Of a program inside it."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 
+BOOT = "boot.id"
+"""Key: the boot of this host after which all that was to be started has been."""
+
 
 def get(conn: sqlite3.Connection, key: str) -> str | None:
     row = conn.execute("SELECT value FROM runtime_settings WHERE key = ?", (key,)).fetchone()

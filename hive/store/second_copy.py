@@ -68,7 +68,7 @@ def _as_they_are(*names: str) -> dict[str, str]:
     return {name: f"@{name}" for name in names}
 
 
-SETTINGS_KEPT = ("boot.id", "proxy.port", "setting inference.cloud", "cloud.seeded")
+SETTINGS_KEPT = (runtime_settings.BOOT, "proxy.port", "setting inference.cloud", "cloud.seeded")
 """Runtime settings that are about the agents: which boot they live in, the port in their environment, and how far their
 requests may go."""
 _AGENT = _as_they_are(

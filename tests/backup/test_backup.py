@@ -43,9 +43,10 @@ from hive.files.layout import (
 )
 from hive.files.secrets import SECRETS as ALL_SECRETS
 from hive.files.secrets import generate
+from hive.host.process import boot_id, is_same_boot
 from hive.install import conf_file
 from hive.settings.table import Paths
-from hive.store import acts, agents, cache_epochs, deployments, op_nonces, responses
+from hive.store import acts, agents, cache_epochs, deployments, op_nonces, responses, runtime_settings
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.database import Database, plan_of
@@ -685,6 +686,19 @@ async def test_after_a_restore_nothing_is_used_that_was_flushed_since(up: HiveFi
     assert [(one.key, one.number) for one in await store.read(cache_epochs.epochs)] == [("all", 7000)]
     assert not await store.read(cache_epochs.is_due)
     store.close()
+
+
+def test_what_ran_in_the_backup_is_started_again_as_after_a_boot(up: HiveFiles, tmp_path: Path) -> None:
+    """On the same machine no boot was seen, so what ran ended as `error: ended, how is unknown`."""
+    with contextlib.closing(sqlite3.connect(up.database, isolation_level=None)) as conn:
+        runtime_settings.put(conn, runtime_settings.BOOT, boot_id(), actor="hive", now=1.0)
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    restore(up, tmp_path / "b.tar")
+    with contextlib.closing(sqlite3.connect(up.database)) as conn:
+        conn.row_factory = sqlite3.Row
+        noted = runtime_settings.get(conn, runtime_settings.BOOT)
+    assert noted is not None
+    assert not is_same_boot(noted, boot_id())
 
 
 def test_two_restores_within_a_second_keep_both(up: HiveFiles, kept: Path) -> None:

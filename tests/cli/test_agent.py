@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hive.agent_orders import orders_of
-from hive.cli.agents import show
+from hive.cli.agents import show, steer
 from hive.client.client import Client
 from hive.domain import AT_REST, AgentStatus
 
@@ -109,9 +109,20 @@ def test_an_agent_that_fails_while_it_is_started_is_a_failure(hive: Hive, verb: 
     words = ("crasher", "--", "/bin/false") if verb == "create" else ("crasher",)
     said = hive("agent", verb, *words)
     assert (said.code, said.out) == (1, "")
-    assert (
-        said.err == "hive: crasher was started and failed: exited with 1  [internal]\nhint: hive agent logs crasher\n"
-    )
+    assert said.err == "hive: crasher ended at once: exited with 1  [agent_failed]\nhint: hive agent logs crasher\n"
+
+
+def test_an_agent_that_fails_in_its_first_moment_is_a_failure_with_its_last_line(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hive agent create` said `late is running`, exit code 0, and nothing later named the log."""
+    monkeypatch.setattr(steer, "MOMENT_S", 3.0)
+    said = hive("agent", "create", "late", "--", "/bin/sh", "-c", "sleep 0.1; echo No module named x; exit 1")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("hive: late ended at once: exited with 1; its last line: No module named x  [agent_fail")
+    assert "exited with 1: hive agent logs late" in hive("agent", "list").out
+    assert "Look at: hive agent logs late\n" in hive("agent", "show", "late").out
+    assert "agent late has ended with an error: exited with 1" in hive("status").out
 
 
 def test_a_file_that_describes_nothing_startable_is_named_with_its_line(hive: Hive, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_start_that_fails_is_one_of_several_failures(hive: Hive) -> None:
     hive("agent", "create", "crasher", "--", "/bin/false")
     said = hive("agent", "start", "crasher", "alice")
     assert (said.code, said.out) == (1, "alice is running\n")
-    assert "crasher was started and failed: exited with 1" in said.err
+    assert "crasher ended at once: exited with 1" in said.err
 
 
 def test_each_failure_of_several_says_whose_it_is() -> None:

@@ -348,7 +348,7 @@ def test_who_may_not_ask_and_a_daemon_that_hangs_have_one_too() -> None:
 
 
 WHERES = (Where(), BOX, Where(composed=True), Where(option=" --state-dir /s", files=" --state-dir /s"))
-FACTS = {"path": "/s", "at": "/r", "service": "redis", "name": "hive-redis", "template": "lg"}
+FACTS = {"path": "/s", "at": "/r", "service": "redis", "name": "hive-redis", "template": "lg", "agent": "crash"}
 
 
 def every_command() -> set[str]:
@@ -362,7 +362,7 @@ def test_every_command_that_is_named_exists(command: str, capsys: pytest.Capture
     words = shlex.split(command.removeprefix("sudo "))
     if words[0] == "hive":
         verbs = [word for word in words[1:] if not word.startswith(("-", "/"))]
-        assert main([*verbs[: 2 if verbs[0] in ("backend", "config", "template") else 1], "--help"]) == 0
+        assert main([*verbs[: 2 if verbs[0] in ("agent", "backend", "config", "template") else 1], "--help"]) == 0
         text = capsys.readouterr().out
         assert all(word in text for word in words if word.startswith("--"))
     elif words[0] == "systemctl":

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from hive.control.effects import BOOT
 from hive.domain import AgentSpec, Isolation
 from hive.errors import WrongState
 from hive.store import runtime_settings
+from hive.store.runtime_settings import BOOT
 from tests.control.box import SLEEPER, Box, until
 
 TAKEN = "^port: 9131 is a1's already$"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.wake_queue import WakeQueue
 from hive.control.counters import Counters
-from hive.control.effects import BOOT, DaemonEffects
+from hive.control.effects import DaemonEffects
 from hive.control.environment import environment, has_own_network
 from hive.domain import (
     MOUNTED_SOCKET,
@@ -28,6 +28,7 @@ from hive.domain import (
     WakeCause,
 )
 from hive.store import agents, runtime_settings
+from hive.store.runtime_settings import BOOT
 from hive.store.usage import CostSums
 from tests.control.box import SLEEPER, Box, until
 from tests.control.held_database import cancelled_while_it_writes

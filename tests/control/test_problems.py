@@ -37,6 +37,7 @@ NOT_STARTED = condition("backend_not_started", why="exited with 1")
         ({"backend": DOWN}, ["backend_down"]),
         ({"costly": {"m": 0.1, "n": 0.2}}, ["speculation_costs"]),
         ({"templates_failed": {"lg": "its imports started threads"}}, ["template_failed"]),
+        ({"agents_failed": {"crash": "exited with 1", "crush": "exited with 2"}}, ["agent_failed"]),
         ({"backend": msgspec.structs.replace(DOWN, kind=BackendKind.DEMO)}, ["demo_backend_down"]),
     ],
 )

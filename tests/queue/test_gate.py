@@ -157,6 +157,19 @@ def test_a_stopped_agent_flushes_what_is_parked_and_takes_nothing_new() -> None:
         gate.begin(Waiter(), 1.0)
 
 
+def test_callers_of_an_agent_that_failed_are_told_how_it_ended() -> None:
+    """They read `the agent is error`."""
+    gate = closed_gate(Notes(), asleep=True)
+    waiter = Waiter()
+    gate.begin(waiter, 0.0)
+    gate.refuse(3, "error", "exited with 1")
+    assert waiter.refused[0].message == "the agent has ended with an error: exited with 1"
+    assert "hive agent logs NAME" in waiter.refused[0].hint
+    gate.move(GateState.REFUSED, 4, "stopped")
+    with pytest.raises(AgentAsleep, match="the agent is stopped"):
+        gate.begin(Waiter(), 1.0)
+
+
 STEPS = ["begin", "ingress", "end", "close", "still", "asleep", "open", "refuse", "lost", "outside", "quiet"]
 
 

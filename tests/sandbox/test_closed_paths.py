@@ -50,6 +50,18 @@ def test_nothing_is_said_of_what_it_may_read_nor_of_an_end_that_is_no_fault_of_a
     assert not why_unread(closed, 2, os.geteuid(), None)
 
 
+def test_a_script_in_a_home_that_the_sandbox_hides_is_named() -> None:
+    """A unit hides `/home` from its agent. What every user may read there was taken for open, and nothing was said."""
+    script = "/home/ann/agents/poet.py"
+    assert why_unread([PYTHON, script], 2, NOBODY, None, hides_homes=True) == (
+        f"it runs as uid {NOBODY}, which does not see {script} (its sandbox hides homes): "
+        "put it where every user may read, as below /srv/agents"
+    )
+    assert not why_unread([PYTHON, script], 137, NOBODY, None, hides_homes=True)
+    assert not why_unread([PYTHON, "/srv/agents/x.py"], 2, NOBODY, None, hides_homes=True)
+    assert not why_unread([PYTHON, "/home"], 2, NOBODY, None, hides_homes=True)
+
+
 def test_an_access_list_is_not_judged(place: Path) -> None:
     script = place / "closed" / "agent.py"
     entries = b"".join(

@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.control import cloud
-from hive.control.effects import BOOT
 from hive.control.recorded import PROXY_PORT
 from hive.control.runtime_config import PREFIX
 from hive.domain import Agent, AgentSpec, AgentStatus, Role, TokenState
@@ -48,6 +47,7 @@ from hive.store.audit import AuditRecord
 from hive.store.chain import Head
 from hive.store.database import Database, suspect_of
 from hive.store.migrations import migrate
+from hive.store.runtime_settings import BOOT
 from hive.store.second_copy import copy_of, read, rows_of
 from hive.store.tokens import StoredToken
 

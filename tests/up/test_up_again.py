@@ -88,6 +88,20 @@ def test_what_hive_stopped_without_its_daemon_runs_again_too(hive: HiveUp) -> No
     assert hive.end() == 0
 
 
+@pytest.mark.wide
+def test_what_ran_when_a_backup_was_made_runs_again_once_it_is_restored(hive: HiveUp, tmp_path: Path) -> None:
+    """They came back as `error: ended, how is unknown`, or `exited with 143`, and stayed so."""
+    hive.start().until_up()
+    some_agents(hive)
+    run(hive, "backup", str(tmp_path / "b.tar"))
+    hive.client.post("/api/agents/stopped/start")
+    assert hive.end() == 0
+    run(hive, "restore", str(tmp_path / "b.tar"), "--yes")
+    hive.start().until_up()
+    run_again(hive)
+    assert hive.end() == 0
+
+
 class InContainer(HiveUp):
     """`hive up` as the first process of a container of its own."""
 

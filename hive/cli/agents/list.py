@@ -12,7 +12,7 @@ import typer
 
 from hive.cli.call import Answer, CommandCall
 from hive.cli.terminal import drawn_again, fitted, legend
-from hive.cli.text import STATES, milliseconds, number, ram, span, state_of
+from hive.cli.text import STATES, look_of, milliseconds, number, ram, span, state_of
 from hive.errors import UsageError, did_you_mean
 from hive.terminal_text import counted
 
@@ -133,11 +133,20 @@ def listed(agents: list[Answer]) -> str:
             ram(agent, now),
             number(agent["wakes"]),
             milliseconds(agent["last_wake_ms"]),
-            agent["brief"],
+            _why(agent),
         ]
         for agent in agents
     ]
     return fitted(HEADERS, rows, drop=DROPPED, prose="WHY", colour=colour_of)
+
+
+def _why(agent: Answer) -> str:
+    """
+    >>> _why({"name": "bob", "status": "error", "reason": "exited with 1", "brief": "exited with 1"})
+    'exited with 1: hive agent logs bob'
+    """
+    look = look_of(agent)
+    return f"{agent['brief']}: {look}" if look else agent["brief"]
 
 
 def counted_since(text: str) -> str:

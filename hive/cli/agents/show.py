@@ -11,9 +11,9 @@ import typer
 
 from hive.agent_orders import orders_of
 from hive.cli.call import AgentName, Answer, CommandCall, Tail
-from hive.cli.text import ago, fields, harmless, milliseconds, number, ram, size, span, state_of, table
+from hive.cli.text import ago, fields, harmless, look_of, milliseconds, number, ram, size, span, state_of, table
 from hive.client.client import path_of
-from hive.errors import BadRequest, UsageError
+from hive.errors import AgentFailed, BadRequest, UsageError, with_code
 from hive.terminal_text import MASK, counted
 
 NEEDS = {"restart": "start"}
@@ -91,8 +91,9 @@ def _shown(view: Answer) -> str:
         f"{milliseconds(view['last_wake_ms'])} ({view['last_wake_cause']})" if view["last_wake_ms"] is not None else ""
     )
     pairs = [
-        ("Status", state + (f": {view['reason']}" if view["reason"] else "")),
+        ("Status", _failed(view, state + (f": {view['reason']}" if view["reason"] else ""))),
         ("Why", view["sentence"]),
+        ("Look at", look_of(view)),
         ("Restarts", _restarts(view, now)),
         ("Depth", _depth(view)),
         ("Kept awake", _coming(view["kept_awake_until"], now)),
@@ -126,6 +127,10 @@ def _shown(view: Answer) -> str:
         ("Socket", access.get("socket", "")),
     ]  # fmt: skip
     return f"{view['name']} ({view['id']})\n" + fields(pairs)
+
+
+def _failed(view: Answer, said: str) -> str:
+    return with_code(said, AgentFailed.code) if view["status"] == "error" else said
 
 
 def _prompt(view: Answer) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.agents.spec import PLAIN, PROMPT_MAX_BYTES, SCRIPT, TOML_MAX_BYTES, check, check_toml, to_toml
-from hive.cli.agents.steer import refuse_failed, say_lacking
+from hive.cli.agents.steer import seen_again
 from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import AT_REST, harmless
 from hive.client.client import path_of
@@ -93,7 +93,7 @@ def create(
     ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="For its environment.")] = None,
 ) -> None:
-    """Creates an agent and starts it.
+    """Creates an agent and starts it; one that ends within half a second is told with its last line.
 
     It finds the model at OPENAI_BASE_URL, OPENAI_API_KEY and OLLAMA_HOST; a process runs in a directory of its own, so
     give full paths. What flags do not cover, `hive agent apply` takes from a file.
@@ -134,8 +134,7 @@ def create(
     if spec.runtime is RuntimeKind.FIRECRACKER:
         raise UsageError("a firecracker agent is described in a file", hint="hive agent apply FILE")
     view = call.client.post("/api/agents", plain(_checked(spec)), timeout_s=START_S)
-    refuse_failed(view)
-    say_lacking(call, view)
+    view = seen_again(call, view)
     call.show("agent.create", view, lambda: f"{view['name']} is {view['status']}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -12,9 +13,9 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentNames, Answer, CommandCall, chosen_agents
-from hive.cli.text import AT_REST, state_of
+from hive.cli.text import AT_REST, one_line, state_of
 from hive.client.client import error_of, path_of
-from hive.errors import HiveError, with_code
+from hive.errors import AgentFailed, HiveError, with_code
 from hive.terminal_text import counted
 
 ACT_S = 160.0
@@ -24,6 +25,10 @@ AT_ONCE = 16
 REMOVED_AT_ONCE = 500
 REMOVED_S = 600.0
 """Longest wait for a removal of this many agents: each may take its grace time to end, a hundred at a time."""
+MOMENT_S = 0.5
+"""From a start to the look whether it has ended: a script that cannot import ends within this."""
+LINES = 5
+"""Of the log of one that has: the last that is not empty is told."""
 NAMED = 3
 """Number of agents that are named before a failure that they share."""
 PAUSE_S = 600.0
@@ -123,10 +128,7 @@ def _posted(call: CommandCall, name: str, verb: str) -> Answer:
 
 
 def _started(call: CommandCall, name: str, verb: str) -> Answer:
-    view = _posted(call, name, verb)
-    refuse_failed(view)
-    say_lacking(call, view)
-    return view
+    return seen_again(call, _posted(call, name, verb))
 
 
 def _each(call: CommandCall, verb: str, names: list[str] | None, *, every: bool, order: Order) -> None:
@@ -286,12 +288,27 @@ def _remove_many(call: CommandCall, names: list[str], *, yes: bool) -> None:
     _fail(call, [*((one["agent"], error_of(one)) for one in told["failed"]), *broken])
 
 
-def refuse_failed(view: Answer) -> None:
-    """Raises HiveError where the agent has ended with a failure before its start was even told."""
+def seen_again(call: CommandCall, view: Answer) -> Answer:
+    """The started agent once more, a moment later. Raises AgentFailed where it has ended with a failure by then."""
+    name = view["name"]
+    if view["status"] != "error":
+        time.sleep(MOMENT_S)
+        view = call.client.get(path_of(name))
     if view["status"] == "error":
-        raise HiveError(
-            f"{view['name']} was started and failed: {view['reason']}", hint=f"hive agent logs {view['name']}"
-        )
+        last = _last_line(call, name)
+        said = f"; its last line: {last}" if last else ""
+        raise AgentFailed(f"{name} ended at once: {view['reason']}{said}", hint=f"hive agent logs {name}")
+    say_lacking(call, view)
+    return view
+
+
+def _last_line(call: CommandCall, name: str) -> str:
+    """The last line that it wrote; empty where it wrote nothing, or its log cannot be read."""
+    try:
+        lines = [raw.decode(errors="replace").strip() for raw in call.client.lines(path_of(name, "logs"), tail=LINES)]
+    except HiveError:
+        return ""
+    return next((one_line(line) for line in reversed(lines) if line), "")
 
 
 def say_lacking(call: CommandCall, view: Answer) -> None:
