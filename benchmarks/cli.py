@@ -7,7 +7,7 @@ empty one is slower still.
 
     python benchmarks/cli.py [PAIRS]
 
-Prints one line a case and exits 1 where a promise is broken: ratio ≤ 1.0, ≤ 220 ms; 70 ms is the aim on an idle machine.
+Prints one line a case and exits 1 where a promise is broken: ratio ≤ 1.0, ≤ 220 ms (70 is the aim on an idle one).
 """
 
 from __future__ import annotations
