@@ -37,9 +37,8 @@ def list_requests(call: CommandCall) -> None:
       hive queue --json | jq '.requests[] | select(.state == "queued") | .name'
     """
     answer = call.client.get("/api/queue")
-    text = "" if call.as_json else _listed(answer)
-    call.show("queue.list", answer, lambda: text)
-    legend(call, "LOADS count since the proxy was started" if " LOADS" in text else "")
+    call.show("queue.list", answer, lambda: _listed(answer))
+    legend(call, "LOADS count since the proxy was started" if _has_loads(_at_work(answer)) else "")
 
 
 def show(call: CommandCall, request: RequestId) -> None:
@@ -72,9 +71,9 @@ def _listed(answer: Answer) -> str:
     limit = "" if answer["slots"] is None else f" of {answer['slots']}"
     pace = "" if answer["drain_per_s"] is None else f", {answer['drain_per_s']:.2g} turns a second"
     lines = [f"{answer['running']}{limit} running, {answer['waiting']} waiting{pace}"]
-    if tenants := [tenant for tenant in answer["tenants"] if tenant["running"] or tenant["waiting"]]:
+    if tenants := _at_work(answer):
         headers = ["TENANT", "WEIGHT", "RUNNING", "WAITING", "TOKENS AHEAD"]
-        if loads := any(tenant["load_s"] for tenant in tenants):
+        if loads := _has_loads(tenants):
             headers.append("LOADS")
         lines += ["", table(headers, [_tenant_row(tenant, loads=loads) for tenant in tenants])]
     if any(one["unit"] != "tokens" for one in answer["work"]):
@@ -85,6 +84,16 @@ def _listed(answer: Answer) -> str:
     if answer["left_out"]:
         lines.append(f"and {answer['left_out']} more")
     return "\n".join(lines)
+
+
+def _at_work(answer: Answer) -> list[Answer]:
+    """The tenants that are shown."""
+    return [tenant for tenant in answer["tenants"] if tenant["running"] or tenant["waiting"]]
+
+
+def _has_loads(tenants: list[Answer]) -> bool:
+    """Whether there is a column for them."""
+    return any(tenant["load_s"] for tenant in tenants)
 
 
 HEADERS = ("SERVER", "IN 1 S", "COUNTS AS")

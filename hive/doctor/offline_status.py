@@ -42,7 +42,7 @@ NO_SOCKET = "there is no such socket"
 HANGS = "it hangs"
 MAY_NOT = "this user may not use it"
 DAEMON = "hive-daemon.service"
-STOPPED = f"{TARGET} is stopped"
+TARGET_STOPPED = f"{TARGET} is stopped"
 SERVICES = {"helper": "sandbox"}
 """Parts whose service has another name."""
 
@@ -173,7 +173,7 @@ def _of_daemon(seen: OfflineStatus, code: str) -> FoundCondition:
         return condition("daemon_hangs", why="")
     if unit is not None and unit.active == "inactive":
         stands_alone = any(other.active == "active" for other in seen.units or ())
-        return _of_unit("daemon_stopped", unit) if stands_alone else condition("not_running", why=STOPPED)
+        return _of_unit("daemon_stopped", unit) if stands_alone else condition("not_running", why=TARGET_STOPPED)
     if unit is not None:
         return _of_unit("unit_not_active", unit)
     if seen.held_by is not None:
