@@ -48,7 +48,7 @@ NO_PAGES_YET = "scdoc is not installed now; where it is by then, as after ./inst
 
 NAMED = 3
 """Number of files of one directory that are named while they are written."""
-_OF_A_FILE = re.compile(r"(write|replace|remove) (/.*)/[^/, ]+")
+_WRITTEN = re.compile(r"(write|replace) (/.*)/[^/, ]+")
 
 
 class StepDone(NamedTuple):
@@ -193,14 +193,14 @@ def _do(box: Box, steps: Sequence[InstallStep]) -> list[StepDone]:
 
 
 def shortened(changes: Sequence[str]) -> list[str]:
-    """The changes as they are said while they are made: many files of one directory are one line.
+    """The changes as they are said while they are made: many files written to one directory are one line.
 
     >>> shortened(["write /m/a.1", "write /m/b.1", "write /m/c.1", "write /m/d.1", "write /c/hive"])
     ['write 4 files in /m', 'write /c/hive']
     """
     groups: dict[str, list[str]] = {}
     for line in changes:
-        found = _OF_A_FILE.fullmatch(line)
+        found = _WRITTEN.fullmatch(line)
         groups.setdefault(line if found is None else f"{found[1]} * in {found[2]}", []).append(line)
     return [
         said
@@ -250,7 +250,7 @@ def uninstall(box: Box, *, purge: bool) -> list[StepDone]:
         came = _packages(box) if purge else []
         for step in _backwards(box):
             changes = step.plan_undo(purge=purge)
-            for line in shortened(changes):
+            for line in changes:
                 box.say(f"{step.name}: {line}")
             step.undo(purge=purge)
             done.append(StepDone(step.name, changes, []))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from hive.backends import ask
 from hive.backends.conversation import AskedServer, decoded
 from hive.errors import BackendDown, BackendTimeout, UsageError
+from tests.listening import listening
 
 
 class Found(msgspec.Struct):
@@ -27,35 +28,8 @@ async def answering(answer: bytes) -> AsyncIterator[str]:
         writer.write(answer)
         await writer.drain()
 
-    async with serving(handle) as address:
+    async with listening(handle) as address:
         yield address
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
-    """A server whose connections are all closed before it ends; its address."""
-    closed = asyncio.Semaphore(0)
-    accepted = 0
-
-    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal accepted
-        accepted += 1
-        with contextlib.suppress(ConnectionError):
-            await handle(reader, writer)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-        closed.release()
-
-    server = await asyncio.start_server(closing, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for _ in range(accepted):
-            await closed.acquire()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +95,7 @@ async def test_an_answer_without_end_is_cut_at_the_limit() -> None:
             writer.write(bytes(65536))
             await writer.drain()
 
-    async with serving(pour) as address:
+    async with listening(pour) as address:
         with pytest.raises(BackendDown, match="larger than"):
             await ask.get(address, "/", within_s=60)
 
@@ -130,7 +104,7 @@ async def test_silence_is_a_timeout() -> None:
     async def sit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with serving(sit) as address:
+    async with listening(sit) as address:
         with pytest.raises(BackendTimeout):
             await ask.get(address, "/", within_s=0.05)
 
@@ -142,7 +116,7 @@ async def test_an_answer_that_drips_is_a_timeout_too() -> None:
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    async with serving(drip) as address:
+    async with listening(drip) as address:
         with pytest.raises(BackendTimeout):
             await ask.get(address, "/", within_s=0.1)
 

@@ -12,6 +12,7 @@ from hive.backends.backend import BackendControl, open_backend
 from hive.backends.spec import KeptPrompt
 from hive.domain import BackendKind
 from hive.errors import BackendTimeout, NotSupported
+from tests.listening import listening
 from tests.llama import MODEL, LlamaServer, serve
 
 PROMPT = "once upon a time " * 8
@@ -70,11 +71,9 @@ async def test_what_an_older_one_does_not_tell_of_a_slot_is_unknown_and_not_noth
         await reader.readuntil(b"\r\n\r\n")
         body = b'[{"id":0,"is_processing":false,"id_task":3},{"id":1,"is_processing":true,"id_task":4}]'
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        writer.close()
 
-    async with await asyncio.start_server(scene, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        kept = await open_backend(BackendKind.LLAMA, f"127.0.0.1:{port}").kept(MODEL)
+    async with listening(scene) as address:
+        kept = await open_backend(BackendKind.LLAMA, address).kept(MODEL)
     assert kept == [KeptPrompt(0, False, 3, None, None, None), KeptPrompt(1, True, 4, None, None, None)]
 
 

@@ -13,6 +13,7 @@ from hive.backends import one_token
 from hive.demo.server import listen, serve
 from hive.domain import BackendKind
 from hive.errors import BackendDown, BackendTimeout
+from tests.listening import listening
 from tests.llama import MODEL, LlamaServer
 
 
@@ -24,14 +25,11 @@ async def answering(path: Path, answer: bytes) -> AsyncIterator[list[bytes]]:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         asked.append(head.split(b"\r\n")[0] + b" " + await reader.read(65536))
-        if answer:
-            writer.write(answer)
-            writer.close()
-        else:
+        writer.write(answer)
+        if not answer:
             await reader.read()
-            writer.close()
 
-    async with await asyncio.start_unix_server(talk, path):
+    async with listening(talk, path):
         yield asked
 
 
@@ -114,12 +112,8 @@ async def test_who_wants_the_limit_by_another_name_is_said_how(short_path: Path)
         is_known = b"max_completion_tokens" in asked[-1]
         body, status = (b'{"usage":{"completion_tokens":1}}', b"200 OK") if is_known else (REFUSED, b"400 Bad Request")
         writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body))
-        await writer.drain()
-        writer.close()
 
-    path = str(short_path / "g.sock")
-    server = await asyncio.start_unix_server(serve, path)
-    async with server:
+    async with listening(serve, short_path / "g.sock") as path:
         with pytest.raises(BackendDown) as refused:
             await one_token.generate(BackendKind.REMOTE, path, "m", within_s=20)
         assert "backend_limit_name = max_completion_tokens" in refused.value.hint

@@ -16,6 +16,7 @@ from hive.domain import BackendKind, ModelInfo
 from hive.errors import BackendDown, ConfigError, NotPermitted, NotSupported
 from hive.host.access import RemoteAccess, access_of
 from hive.settings.table import InferenceSection
+from tests.listening import listening
 from tests.tls_front import KEY, Front, front, key_file
 
 LIST = {"object": "list", "data": [{"id": "m", "object": "model", "created": 7, "owned_by": "them"}, {"id": "n"}]}
@@ -47,10 +48,9 @@ async def listing(answers: dict[str, object], *, key: str = "") -> AsyncIterator
         body = json.dumps(answers[target] if status == 200 else {"error": {"message": "no"}}).encode()
         head = f"HTTP/1.1 {status} X\r\nOpenAI-Version: 2020-10-01\r\nConnection: close\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    async with listening(answer) as address:
+        yield address, asked
 
 
 async def test_an_openai_list_is_a_remote_where_somebody_named_it_and_nothing_elsewhere() -> None:

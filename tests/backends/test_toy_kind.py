@@ -24,6 +24,7 @@ from hive.link.messages import BackendChanged as BackendMessage
 from hive.models.capabilities import Over
 from hive.models.salts import salt
 from hive.settings.table import InferenceSection, Settings
+from tests.listening import listening
 from tests.proxy.harness import JSON_ANSWER, Client, Proxy, answer, post, proxied, read_request
 
 # --- the kind ----------------------------------------------------------------------------------------------------
@@ -93,27 +94,23 @@ class ToyServer:
         """Path and body of every POST."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head, body = await read_request(reader)
-                method, path = head.decode().split(" ")[:2]
-                if method == "POST":
-                    self.asked.append((path, json.loads(body)))
-                    writer.write(answer(SCORES if path == "/v1/rerank" else JSON_ANSWER))
-                elif path in TOLD:
-                    writer.write(answer(json.dumps(TOLD[path]).encode()))
-                else:
-                    writer.write(answer(b"{}", status=b"404 Not Found"))
-                await writer.drain()
-        except asyncio.IncompleteReadError:
-            writer.close()
+        while True:
+            head, body = await read_request(reader)
+            method, path = head.decode().split(" ")[:2]
+            if method == "POST":
+                self.asked.append((path, json.loads(body)))
+                writer.write(answer(SCORES if path == "/v1/rerank" else JSON_ANSWER))
+            elif path in TOLD:
+                writer.write(answer(json.dumps(TOLD[path]).encode()))
+            else:
+                writer.write(answer(b"{}", status=b"404 Not Found"))
+            await writer.drain()
 
 
 @asynccontextmanager
 async def toy_server() -> AsyncIterator[ToyServer]:
     server = ToyServer()
-    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
-        server.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening(server.serve) as server.address:
         yield server
 
 

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from tests.listening import listening
+
 MODELS = b'{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm"}]}'
 Told = bytes | tuple[int, bytes]
 
@@ -96,8 +98,7 @@ class PlayedEngine:
 @asynccontextmanager
 async def playing(make: Callable[[], PlayedEngine] = PlayedEngine) -> AsyncIterator[PlayedEngine]:
     engine = make()
-    async with await asyncio.start_server(engine.answer, "127.0.0.1", 0) as server:
-        engine.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(engine.answer) as engine.address:
         yield engine
 
 

@@ -18,6 +18,7 @@ from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
 from hive.host.access import RemoteAccess
 from hive.link.helper import BackendIs
 from hive.sandbox.client import SandboxClient
+from tests.listening import listening
 
 PROPS = {"/props": {"build_info": "b9"}}
 
@@ -31,10 +32,9 @@ async def llama(short_path: Path) -> AsyncIterator[str]:
         body = json.dumps(PROPS.get(target, {})).encode()
         status = b"200 OK" if target in PROPS else b"404 Not Found"
         writer.write(b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
-        writer.close()
 
-    async with await asyncio.start_unix_server(answer, short_path / "l.sock"):
-        yield str(short_path / "l.sock")
+    async with listening(answer, short_path / "l.sock") as address:
+        yield address
 
 
 async def test_by_its_kind_it_is_found_where_hive_knows_to_look(llama: str) -> None:
@@ -114,10 +114,9 @@ async def listing(short_path: Path) -> AsyncIterator[str]:
         status = b"200 OK" if b"Bearer sk-1" in head and b" /v1/models " in head else b"401 Unauthorized"
         body = b'{"object":"list","data":[{"id":"m"}]}'
         writer.write(b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
-        writer.close()
 
-    async with await asyncio.start_unix_server(answer, short_path / "r.sock"):
-        yield str(short_path / "r.sock")
+    async with listening(answer, short_path / "r.sock") as address:
+        yield address
 
 
 async def test_a_remote_is_known_once_it_was_named_and_only_with_its_key(listing: str) -> None:

@@ -15,6 +15,7 @@ from hive.control.backends import BackendWatch
 from hive.control.views import inference_view
 from hive.domain import BackendKind
 from hive.settings.table import InferenceSection, Settings
+from tests.listening import listening
 from tests.llama import MODEL, LlamaServer
 
 Answers = dict[str, bytes]
@@ -32,10 +33,9 @@ async def serving(path: Path, answers: Answers) -> AsyncIterator[str]:
         status = b"501 Not Implemented" if body is None else b"200 OK"
         head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body or b""))
         writer.write(head + (body or b""))
-        writer.close()
 
-    async with await asyncio.start_unix_server(answer, path):
-        yield str(path)
+    async with listening(answer, path) as address:
+        yield address
 
 
 def watching(kind: BackendKind, address: str, settings: Settings | None = None) -> tuple[BackendWatch, list[bool]]:

@@ -26,6 +26,7 @@ from hive.store.database import Database
 from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
 from tests.fakes.proxy_peer import ProxyPeer
 from tests.fakes.usage_events import usage_event
+from tests.listening import listening
 from tests.swapspace import without_swap, zram_swap
 
 HEAVY = ["/usr/bin/python3", "-u", "-c", "import time; x = bytes(range(256)) * 120_000; print('up'); time.sleep(1000)"]
@@ -608,21 +609,16 @@ async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> No
     answers = {"/api/version": b'{"version":"0.9"}', "/api/tags": b'{"models":[{"name":"tiny:1b","size":5}]}'}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
-            body = answers[target]
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        except asyncio.IncompleteReadError:  # the daemon left
-            pass
-        finally:
-            writer.close()
+        target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        body, status = answers.get(target, b""), b"200 OK" if target in answers else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
 
     await box.start_helper()
     address = box.paths.runtime / "b.sock"
     await box.start_daemon(backend=(BackendKind.OLLAMA, str(address)))
     await box.start_proxy()
     assert box.inference()["running"] is False
-    async with await asyncio.start_unix_server(answer, address):
+    async with listening(answer, address):
         await until(lambda: box.inference()["running"])
         found = box.inference()
         assert (found["backend"], found["version"], found["models"][0]["name"]) == ("ollama", "0.9", "tiny:1b")

@@ -94,10 +94,10 @@ def test_control_groups_are_found(told: Told) -> None:
     assert one["reason"].startswith("v2 at /sys/fs/cgroup"), one
 
 
-def test_services_that_do_not_run_are_named(told: Told) -> None:
-    one = told.of("placed", "units.active")
-    assert (one["status"], "inactive" in one["reason"]) == ("fail", True), one
-    assert told.of("placed", "hive.answers")["status"] == "fail"
+def test_that_hive_is_stopped_is_told_once_and_not_unit_by_unit(told: Told) -> None:
+    one = told.of("placed", "hive.answers")
+    assert (one["status"], "hive.target is stopped" in one["reason"]) == ("fail", True), one
+    assert told.of("placed", "units.active")["status"] == "skip"
 
 
 def test_an_ordinary_user_is_told_what_takes_root(told: Told) -> None:

@@ -96,7 +96,7 @@ def chat(model: str) -> list[Any]:
 
 def answered(model: str) -> tuple[int, str]:
     status, answer = chat(model)
-    return status, answer.get("model", "")
+    return status, answer.get("model") or str(answer.get("error", ""))
 
 
 def are(wanted: dict[str, str]) -> Callable[[], bool]:

@@ -22,6 +22,7 @@ from hive.jobs.order import JobForm, JobOrder, JobWork
 from hive.jobs.telling import Telling
 from hive.jobs.toolloop import LoopLimits
 from hive.link.jobs import JobWord
+from tests.listening import listening
 
 JOB = "0123456789ab"
 QUEUED = {"id": "", "created_at": 7, "status": "queued", "model": "m", "output": [], "error": None, "usage": None}
@@ -85,13 +86,9 @@ async def proxy(path: Path, script: Script) -> AsyncIterator[list[dict[str, Any]
         length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
         bodies.append(json.loads(await reader.readexactly(length)))
         await script(writer, len(bodies))
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, path)
-    try:
+    async with listening(serve, path):
         yield bodies
-    finally:
-        server.close()
 
 
 async def run(tmp_path: Path, script: Script | None, **body: Any) -> Ran:

@@ -17,6 +17,7 @@ from hive.jobs.running import ToolFailed
 from hive.worker.dialogue import DialogueFailed
 from tests.jobs.local_programs import LocalPrograms
 from tests.jobs.test_mcp_tools import order_with
+from tests.listening import listening
 
 ENTRY = {"type": "mcp", "agent": "scribe", "path": "/mcp"}
 JSON = "application/json"
@@ -106,7 +107,7 @@ class RudeHttp:
 async def served(folder: Path, how: str) -> AsyncIterator[tuple[RudeHttp, JobAccess]]:
     rude = RudeHttp(how)
     socket = folder / "jobs.sock"
-    async with await asyncio.start_unix_server(rude.serve, socket):
+    async with listening(rude.serve, socket):
         yield rude, JobAccess("job1", socket, {"Authorization": "Bearer secret"}, LocalPrograms())
 
 

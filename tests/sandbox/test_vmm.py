@@ -9,8 +9,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hive.http_answer import HEAD_MAX_BYTES
 from hive.sandbox import vmm
 from hive.sandbox.vmm import Vmm, VmmCall
 from tests.fakes import fake_vmm_api
+from tests.listening import Talk, listening
 from tests.sandbox.harness import until
 
 SPEC = FirecrackerSpec(kernel="/k", rootfs="/r", vcpus=2, memory_mb=512, tap="tap7", rootfs_read_only=True)
@@ -182,8 +183,6 @@ def test_a_refusal_is_told_in_the_vmms_words(body: bytes, said: str) -> None:
 
 # --- the client --------------------------------------------------------------------------------------------------
 
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
 
 @pytest.fixture
 def top() -> Iterator[Path]:
@@ -195,28 +194,8 @@ def top() -> Iterator[Path]:
 @asynccontextmanager
 async def serving(path: Path, talk: Talk) -> AsyncIterator[Vmm]:
     """A VMM that does this on every connection."""
-    open_ = 0
-
-    async def and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_
-        open_ += 1
-        try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await talk(reader, writer)
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-            open_ -= 1
-
-    server = await asyncio.start_unix_server(and_close, path)
-    try:
+    async with listening(talk, path):
         yield Vmm(path, pid=os.getpid())
-    finally:
-        server.close()
-        for _ in range(5):  # a connection accepted just now begins
-            await asyncio.sleep(0)
-        await until(lambda: not open_)
 
 
 def answering(*raw: bytes) -> Talk:

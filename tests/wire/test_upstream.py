@@ -13,6 +13,7 @@ from hive.errors import BackendDown
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import listen_tcp
 from hive.wire.upstream import Pool, UpstreamConnection
+from tests.listening import Talk, listening
 from tests.wire.asker import Asker
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -20,26 +21,15 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def pooled(serve: Serve, idle_s: float = 3.0) -> AsyncIterator[Pool]:
-    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(closing, "127.0.0.1", 0)
+async def pooled(serve: Talk, idle_s: float = 3.0) -> AsyncIterator[Pool]:
     deadlines = Deadlines()
-    port = server.sockets[0].getsockname()[1]
-    pool = Pool(f"127.0.0.1:{port}", connect_s=1, idle_s=idle_s, deadlines=deadlines)
-    try:
-        yield pool
-    finally:
-        pool.close()
-        deadlines.close()
-        server.close()
-        await asyncio.sleep(0.02)
+    async with listening(serve) as address:
+        pool = Pool(address, connect_s=1, idle_s=idle_s, deadlines=deadlines)
+        try:
+            yield pool
+        finally:
+            pool.close()
+            deadlines.close()
 
 
 async def keep_answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

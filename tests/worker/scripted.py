@@ -86,7 +86,7 @@ async def ready_again(found: LlamaWorker, *, restarts: int = 1) -> WorkerStatus:
     return await status_when(found, lambda now: now.state is WorkerState.READY and now.restart_count >= restarts)
 
 
-async def has_data(found: LlamaWorker, request_id: int) -> None:
-    """Returns once a part of the answer has come."""
-    while not (await found.get_status(request_id)).output_length:
+async def has_data(found: LlamaWorker, request_id: int, *, length: int = 1) -> None:
+    """Returns once so many characters of the answer have come."""
+    while (await found.get_status(request_id)).output_length < length:
         await asyncio.sleep(0.005)
