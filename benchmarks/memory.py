@@ -33,9 +33,9 @@ PROMISED_MIB = 110.0
 """Of daemon, proxy, helper and Redis together; 90 was asked for."""
 PROGRAMS = {
     "up": "hive.cli.main hive.up.up",
-    "daemon": "hive.cli.main hive.cli.services hive.daemon",
-    "proxy": "hive.cli.main hive.cli.services hive.proxy.server",
-    "sandbox": "hive.cli.main hive.cli.services hive.sandbox.server",
+    "daemon": "hive.cli.service_starts hive.daemon",
+    "proxy": "hive.cli.service_starts hive.proxy.server",
+    "sandbox": "hive.cli.service_starts hive.sandbox.server",
     "logs": "hive.sandbox.log_process",
 }
 """The modules each process begins with."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""What a server does with one connection, which is closed after it."""
+"""A conversation with one client; its connection is closed after it."""
 LEFT = (asyncio.IncompleteReadError, ConnectionError)
 """The client closed the connection."""
 

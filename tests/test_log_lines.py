@@ -189,8 +189,8 @@ def test_only_the_stream_that_journald_reads_counts(tmp_path: Path) -> None:
 
 PROGRAM = """
 import logging
-from hive.cli.services import _log_events
-_log_events(as_json={as_json})
+from hive.cli.service_starts import log_events
+log_events(as_json={as_json})
 logging.getLogger("hive.x").info("left n=%d", 1)
 logging.getLogger("other").info("not told")
 logging.getLogger("other").warning("told")

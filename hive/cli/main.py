@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import err, flush, out, report, wants_json
+from hive.cli.entry import SERVICES
 from hive.cli.lazy import CommandTable, LazyCommand, LazyGroup, options
 from hive.errors import AS_ROOT, HiveError, NotPermitted, UsageError
 
@@ -514,8 +515,6 @@ Examples:
     },
 )
 """Every command: a test holds each sentence against the docstring it stands for."""
-SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend", "run-model", "jobs")
-"""Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
 
 
 def root() -> LazyGroup:
@@ -546,37 +545,43 @@ def main(arguments: Sequence[str]) -> int:
 
     HIVE_DEBUG=1 in the environment shows one for every failure.
     """
-    as_json = wants_json(arguments)
     try:
         code = root().main(args=arguments, prog_name="hive", standalone_mode=False)
         flush()
         return code if isinstance(code, int) else 0
-    except typer.TyperException as error:
-        return _misused(error, as_json=as_json)
-    except HiveError as error:
-        if os.environ.get("HIVE_DEBUG"):
-            traceback.print_exc()
-        return report(_typed(error, arguments), as_json=as_json)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        _forget_stdout()
-        return 1
-    except PermissionError as error:
-        return report(_typed(_forbidden(error), arguments), as_json=as_json)
-    except Exception as error:
-        if os.environ.get("HIVE_DEBUG") or (arguments and arguments[0] in SERVICES):
-            traceback.print_exc()
-        fault = HiveError(
-            f"a fault in Hive itself: {type(error).__name__}: {error}", hint="HIVE_DEBUG=1 shows where it happened"
-        )
-        return report(fault, as_json=as_json)
+    except (Exception, KeyboardInterrupt) as error:
+        return failed(error, arguments)
+
+
+def failed(error: Exception | KeyboardInterrupt, arguments: Sequence[str]) -> int:
+    """Says what went wrong; the exit code."""
+    as_json = wants_json(arguments)
+    match error:
+        case typer.TyperException():
+            return _misused(error, as_json=as_json)
+        case HiveError():
+            if os.environ.get("HIVE_DEBUG"):
+                traceback.print_exception(error)
+            return report(_typed(error, arguments), as_json=as_json)
+        case KeyboardInterrupt():
+            return 130
+        case BrokenPipeError():
+            _forget_stdout()
+            return 1
+        case PermissionError():
+            return report(_typed(_forbidden(error), arguments), as_json=as_json)
+    if os.environ.get("HIVE_DEBUG") or (arguments and arguments[0] in SERVICES):
+        traceback.print_exception(error)
+    fault = HiveError(
+        f"a fault in Hive itself: {type(error).__name__}: {error}", hint="HIVE_DEBUG=1 shows where it happened"
+    )
+    return report(fault, as_json=as_json)
 
 
 def _forbidden(error: PermissionError) -> NotPermitted:
     """A file of another user's, which a command came upon: no fault of Hive."""
     if os.environ.get("HIVE_DEBUG"):
-        traceback.print_exc()
+        traceback.print_exception(error)
     return NotPermitted(f"{error.filename or 'this'}: {error.strerror or 'permission denied'}", hint=AS_ROOT)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hive.cli import entry
+from hive.cli import service_starts
 
 
 def run_jobs(
@@ -19,4 +19,4 @@ def run_jobs(
     Examples:
       hive jobs --link-fd 5
     """
-    return entry.run_jobs([] if link_fd is None else ["--link-fd", str(link_fd)])
+    return service_starts.jobs(link_fd=link_fd)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hive.cli.entry import OPTIONS, supervise_slot
+from hive.cli import service_starts
 
 
 def run_model(
@@ -26,6 +27,12 @@ def run_model(
       hive run-model qwen3-8b-f9b30c0d --grant /run/hive/pool/qwen3-8b-f9b30c0d.json
         --socket /run/hive-model/qwen3-8b-f9b30c0d/s.sock --state-dir /var/lib/hive/inference
     """
-    # The paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
-    given = (grant, socket, state_dir, hive_state_dir, config)
-    return supervise_slot(slot, dict(zip(OPTIONS, given, strict=True)))
+    # Paths are plain text above: Typer loads pydantic for each other type, half of this program's start (lazy.py).
+    return service_starts.run_model(
+        slot,
+        grant=Path(grant),
+        socket=Path(socket),
+        state_dir=Path(state_dir),
+        hive_state_dir=Path(hive_state_dir) if hive_state_dir else None,
+        config=Path(config) if config else None,
+    )

@@ -1,23 +1,15 @@
-"""Commands that start a process: `hive up` and its parts. Each composition root is imported when it runs."""
+"""Commands that start a process: `hive up` and its parts, for those who type them (service_starts.py)."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hive.cli import service_starts
 from hive.cli.call import STATE_DIR
-from hive.domain import BackendKind, Isolation
-from hive.errors import UsageError
-from hive.log_lines import JsonLines, PrefixedLines, goes_to_journal
-from hive.settings.file import Loaded, load, rules_file
-from hive.settings.table import Paths
-
-log = logging.getLogger("hive.cli")
+from hive.domain import Isolation
 
 StateDir = Annotated[Path, typer.Option(metavar="DIR", help="What survives a restart.")]
 RuntimeDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the sockets are.")]
@@ -103,20 +95,15 @@ def proxy(
     Examples:
       hive proxy --state-dir /var/lib/hive --runtime-dir /run/hive
     """
-    flags: dict[str, object] = {"proxy.port": port, "proxy.ingress_port": ingress_port}
-    settings = _loaded(config, flags).settings
-    _log_events(as_json=appliance, of_up=watch_fd is not None)
-    _warn_of_secrets("REDIS_URL")
-    from hive.proxy.server import main
-
-    return main(
-        Paths(state_dir, runtime_dir, apart=appliance),
-        settings,
+    return service_starts.proxy(
+        state_dir=state_dir,
+        runtime_dir=runtime_dir,
+        config=config,
         port=port,
         ingress_port=ingress_port,
         move_ports=move_ports,
+        appliance=appliance,
         watch_fd=watch_fd,
-        load=lambda: _loaded(config, flags).settings,
     )
 
 
@@ -138,24 +125,16 @@ def daemon(
     Examples:
       hive daemon --state-dir /var/lib/hive --runtime-dir /run/hive --backend ollama=127.0.0.1:11434
     """
-    loaded = _loaded(config, {"api.port": api_port})
-    chosen = None if backend is None else backend_of(backend)
-    _log_events(as_json=appliance, of_up=watch_fd is not None)
-    _warn_of_secrets("REDIS_URL", "HIVE_INTERNAL_TOKEN")
-    from hive.daemon import main
-
-    return main(
-        Paths(state_dir, runtime_dir, apart=appliance),
-        loaded.settings,
-        move_api=not appliance,
-        backend=chosen,
-        is_found=backend_found,
+    return service_starts.daemon(
+        state_dir=state_dir,
+        runtime_dir=runtime_dir,
+        config=config,
+        backend=backend,
+        backend_found=backend_found,
         isolation=isolation,
-        origins=loaded.origins,
+        api_port=api_port,
+        appliance=appliance,
         watch_fd=watch_fd,
-        rules=rules_file(config),
-        load=lambda: _loaded(config, {"api.port": api_port}),
-        config_file=loaded.file,
     )
 
 
@@ -165,17 +144,15 @@ def sandbox(
     config: Config = None,
     appliance: Appliance = False,
     watch_fd: WatchFd = None,
-) -> None:
+) -> int:
     """Runs the helper, a service: it starts, stops, freezes and thaws agents and owns their sockets.
 
     Examples:
       hive sandbox --state-dir /var/lib/hive --runtime-dir /run/hive
     """
-    settings = _loaded(config).settings
-    _log_events(as_json=appliance, of_up=watch_fd is not None)
-    from hive.sandbox.server import main
-
-    main(Paths(state_dir, runtime_dir, apart=appliance), settings, watch_fd, config)
+    return service_starts.sandbox(
+        state_dir=state_dir, runtime_dir=runtime_dir, config=config, appliance=appliance, watch_fd=watch_fd
+    )
 
 
 def sandbox_thaw(
@@ -186,11 +163,7 @@ def sandbox_thaw(
     Examples:
       hive sandbox-thaw --state-dir /var/lib/hive --runtime-dir /run/hive
     """
-    settings = _loaded(config).settings
-    _log_events(as_json=appliance)
-    from hive.sandbox.thawing import main
-
-    return main(Paths(state_dir, runtime_dir, apart=appliance), settings)
+    return service_starts.sandbox_thaw(state_dir=state_dir, runtime_dir=runtime_dir, config=config, appliance=appliance)
 
 
 def demo_backend(
@@ -206,50 +179,6 @@ def demo_backend(
     Examples:
       hive demo-backend --port 11434
     """
-    _log_events(of_up=watch_fd is not None)
-    from hive.demo.server import TOKENS_PER_S, main
-
-    speed = tokens_per_s or TOKENS_PER_S
-    return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=speed, shared=shared)
-
-
-def _log_events(*, as_json: bool = False, of_up: bool = False) -> None:
-    """Hive's own events on stderr, one a line: as JSON where a journal or a program reads them. `of_up`: for `hive up`,
-    which is told how grave each is."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    level = os.environ.get("LOG_LEVEL", "").upper()
-    logging.getLogger("hive").setLevel(level if level in ("DEBUG", "WARNING", "ERROR") else logging.INFO)
-    as_json = as_json or os.environ.get("LOG_FORMAT", "").lower() == "json"
-    to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
-    formatter: logging.Formatter | None = PrefixedLines() if of_up else None
-    if as_json or to_journal:
-        formatter = JsonLines(prefixed=to_journal or of_up)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(formatter)
-
-
-def _warn_of_secrets(*names: str) -> None:
-    """The environment is for trying things out: no other command reads a credential (host/credentials.py)."""
-    for name in names:
-        value = os.environ.get(name, "")
-        if value and ("://" not in value or "@" in value):
-            log.warning("secret_in_environment name=%s instead='a file in $CREDENTIALS_DIRECTORY'", name)
-
-
-def backend_of(text: str) -> tuple[BackendKind, str]:
-    """`KIND=ADDRESS` taken apart; an address is `host:port`, an absolute socket path or a URL. Raises UsageError.
-
-    >>> backend_of("llama=/run/llama.sock")
-    (<BackendKind.LLAMA: 'llama'>, '/run/llama.sock')
-    """
-    kind, _, address = text.partition("=")
-    host, _, port = address.rpartition(":")
-    is_url = address.startswith(("https://", "http://"))
-    if kind not in list(BackendKind) or not (is_url or address.startswith("/") or (host and port.isdigit())):
-        kinds = ", ".join(BackendKind)
-        raise UsageError(f"--backend {text}: expected KIND=HOST:PORT or KIND=/PATH, KIND one of {kinds}")
-    return BackendKind(kind), address
-
-
-def _loaded(config: Path | None, flags: dict[str, object] | None = None) -> Loaded:
-    return load(config, env=os.environ, flags=flags)
+    return service_starts.demo_backend(
+        socket=socket, port=port, listen=listen, tokens_per_s=tokens_per_s, shared=shared, watch_fd=watch_fd
+    )

@@ -11,13 +11,11 @@ import logging
 import os
 import signal
 import socket
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from hive.errors import ConfigError, HiveError, as_said
+from hive.errors import ConfigError, HiveError
 from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
 from hive.host.sockets import UNIX, take_sockets
@@ -30,7 +28,6 @@ from hive.link.jobs import JobEnds, JobSaid, JobWord, RunJob, StopJob
 from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
-from hive.log_lines import JsonLines, PrefixedLines, goes_to_journal
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.jobs")
@@ -173,18 +170,12 @@ def first_link(env: dict[str, str]) -> socket.socket | None:
         listener.close()
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the jobs of one link until it ends: `--link-fd N`, or the first at the socket that systemd handed over."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hive").setLevel(logging.INFO)
-    to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonLines(prefixed=True) if to_journal else PrefixedLines())
-    try:
-        sock = socket.socket(fileno=int(words[1])) if words[:1] == ["--link-fd"] else first_link(dict(os.environ))
-    except HiveError as error:
-        print(as_said(error), file=sys.stderr)  # noqa: T201
-        return error.exit_code
+def main(link_fd: int | None) -> int:
+    """Runs the jobs of one link until it ends: of that descriptor, or the first at the socket that systemd handed over.
+
+    Raises ConfigError where there is neither.
+    """
+    sock = first_link(dict(os.environ)) if link_fd is None else socket.socket(fileno=link_fd)
     if sock is not None:
         asyncio.run(_serve(sock))
     return 0
