@@ -108,15 +108,15 @@ def transient(
 
 
 def journal_command(unit: str, *, lines: int | None = None, follow: bool = False) -> list[str]:
-    """The call that prints what `unit` wrote, and what systemd said of it, oldest first: the text alone.
+    """The call that prints what `unit` wrote, without what systemd says of it, oldest first: the text alone.
 
     `lines`: only so many, the last ones. It takes root or the group systemd-journal. This is what stands in for an
     agent's log file where its output goes to the journal.
 
     >>> journal_command("a.service", lines=5)
-    ['journalctl', '--quiet', '--no-pager', '--output=cat', '--unit=a.service', '--lines=5']
+    ['journalctl', '--quiet', '--no-pager', '--output=cat', '_SYSTEMD_UNIT=a.service', '--lines=5']
     """
-    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"--unit={unit}"]
+    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"_SYSTEMD_UNIT={unit}"]
     if lines is not None:
         command.append(f"--lines={lines}")
     # `--follow` alone shows this boot only (journalctl(1) 252, which `--boot=all` does not change).

@@ -352,6 +352,7 @@ class PoolOrders:
         self._took(change, slot)
         self._is_pinned(slot, is_pinned, actor)
         self.pool.wake()
+        await self._next()  # a request right after this answer meets what holds now, and no earlier refusal
         now = time.monotonic()
         return slot_view(self.pool, slot, self.pool.facts(now), now)
 

@@ -67,6 +67,11 @@ def create(name: str, *words: str, template: str = "lib") -> None:
     hive("agent", "create", name, "--template", template, *words)
 
 
+def create_failing(name: str, *words: str) -> str:
+    """Creates one that ends with a failure; what `create` said of that, empty where it lived longer than that looks."""
+    return run("hive", "agent", "create", name, "--template", "lib", *words).stderr
+
+
 def pid_of(name: str) -> int:
     return int(agents()[name]["pid"])
 
@@ -116,10 +121,10 @@ def slept(name: str) -> list[str]:
 
 def ended() -> dict[str, Any]:
     """The exit code of one that is stopped by itself, and the end of one that takes more memory than it may."""
-    create("codes", "--", "-c", "raise SystemExit(7)")
+    said = create_failing("codes", "--", "-c", "raise SystemExit(7)")
     until("codes has ended", lambda: statuses()["codes"] not in ("running", "starting"))
-    found = {"codes": hive("agent", "show", "codes")}
-    create("greedy", "--memory", "64M", "--", "/srv/agents/greedy.py")
+    found = {"codes": hive("agent", "show", "codes"), "said of codes": said}
+    create_failing("greedy", "--memory", "64M", "--", "/srv/agents/greedy.py")
     controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
     found["has memory"] = "memory" in controllers
     if found["has memory"]:

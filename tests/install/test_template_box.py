@@ -75,6 +75,8 @@ def test_it_sleeps_and_wakes(seen: Seen) -> None:
 
 def test_its_exit_code_is_kept(seen: Seen) -> None:
     assert seen["ended"]["codes"]["reason"] == "exited with 7"
+    # It wrote nothing: what systemd says of its unit is not its last line.
+    assert seen["ended"]["said of codes"].startswith("hive: codes ended at once: exited with 7  [agent_failed]\n")
 
 
 def test_it_is_killed_for_its_own_memory_and_told_so(seen: Seen) -> None:
