@@ -33,17 +33,18 @@ def environment() -> dict[str, str]:
     return {**given, "PIP_CERT": AUTHORITIES_THERE}
 
 
-def clone(target: Path) -> None:
+def listed() -> list[str]:
     """Files that a clean clone of the working tree would hold: no build products, nothing that git ignores."""
-    listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (REPOSITORY / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, target / name)
+    command = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+    return sorted(name for name in found if name and (REPOSITORY / name).is_file())
+
+
+def clone(target: Path) -> None:
+    """Copies them."""
+    for name in listed():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, target / name)
 
 
 def _pip_files() -> list[Path]:

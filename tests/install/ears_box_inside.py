@@ -38,11 +38,6 @@ vram_mb = 100
 """
 
 
-def install() -> dict[str, Any]:
-    ran = run(f"{SOURCES}/install.sh")
-    return {"ran": [ran.returncode, ran.stdout + ran.stderr]}
-
-
 def token() -> str:
     return Path("/etc/hive/secrets/internal-token").read_text().strip()
 
@@ -144,5 +139,5 @@ def ask_all() -> dict[str, Any]:
 
 if __name__ == "__main__":
     stage = sys.argv[1]
-    found = {"install": install, "work": work}[stage]()
+    found = {"work": work}[stage]()
     Path(f"/out/{stage}.json").write_text(json.dumps(found))

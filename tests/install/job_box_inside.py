@@ -18,11 +18,6 @@ from tests.install.box_inside import SOURCES, hive, main_pid, run, until
 SHOWN = ("ActiveState", "User", "MainPID", "NRestarts", "Result")
 
 
-def install() -> dict[str, Any]:
-    ran = run(f"{SOURCES}/install.sh")
-    return {"ran": [ran.returncode, ran.stdout + ran.stderr]}
-
-
 def show(unit: str) -> dict[str, str]:
     lines = run("systemctl", "show", unit, *(f"--property={name}" for name in SHOWN)).stdout.splitlines()
     return dict(line.split("=", 1) for line in lines)
@@ -97,5 +92,5 @@ def leave() -> dict[str, Any]:
 
 if __name__ == "__main__":
     stage = sys.argv[1]
-    found = {"install": install, "work": work, "leave": leave}[stage]()
+    found = {"work": work, "leave": leave}[stage]()
     Path(f"/out/{stage}.json").write_text(json.dumps(found))

@@ -112,12 +112,6 @@ def kept() -> list[Path]:
     return sorted(KEPT.glob("g-*/*"))
 
 
-def install() -> dict[str, Any]:
-    before = machine()
-    ran = run(f"{SOURCES}/install.sh")
-    return {"before": before, "ran": [ran.returncode, ran.stdout + ran.stderr]}
-
-
 def displaced(model: str) -> dict[str, Any]:
     """An agent's sleep, in which another one takes its slot."""
     first = asked("one", model)
@@ -283,7 +277,7 @@ def leave() -> dict[str, Any]:
     return seen | {"purged": [gone.returncode, gone.stdout + gone.stderr], "after": machine()}
 
 
-STAGES = {"install": install, "park": park, "off": off, "leave": leave}
+STAGES = {"park": park, "off": off, "leave": leave}
 
 if __name__ == "__main__":
     stage = sys.argv[1]

@@ -103,12 +103,6 @@ def are(wanted: dict[str, str]) -> Callable[[], bool]:
     return lambda: states() == wanted
 
 
-def install() -> dict[str, Any]:
-    before = machine()
-    ran = run(f"{SOURCES}/install.sh")
-    return {"before": before, "ran": [ran.returncode, ran.stdout + ran.stderr], "models.d": MODELS_D.exists()}
-
-
 def describe() -> dict[str, Any]:
     """An operator's first day with a pool: hive.conf, models.d, `hive config set`, and what each tells to do."""
     CONF.write_text(CONF.read_text() + DESCRIBED)
@@ -415,7 +409,7 @@ def leave() -> dict[str, Any]:
     }
 
 
-STAGES = {"install": install, "pool": pool, "second_boot": second_boot, "adapters": adapters, "leave": leave}
+STAGES = {"pool": pool, "second_boot": second_boot, "adapters": adapters, "leave": leave}
 
 if __name__ == "__main__":
     stage = sys.argv[1]

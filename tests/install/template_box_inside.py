@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.install.box_inside import SOURCES, agents, hive, main_pid, restart_hive, run, statuses, until
+from tests.install.box_inside import agents, hive, main_pid, restart_hive, run, statuses, until
 
 TEMPLATES = Path("/etc/hive/templates.d")
 DESCRIBED = """
@@ -41,11 +41,6 @@ while True:
     time.sleep(0.001)
 """
 SHOWN = ("MainPID", "ActiveState", "Slice", "Type", "Result", "ExecMainStatus")
-
-
-def install() -> dict[str, Any]:
-    ran = run(f"{SOURCES}/install.sh")
-    return {"ran": [ran.returncode, ran.stdout + ran.stderr]}
 
 
 def show(unit: str) -> dict[str, str]:
@@ -179,5 +174,5 @@ def second_boot() -> dict[str, Any]:
 
 if __name__ == "__main__":
     stage = sys.argv[1]
-    found = {"install": install, "work": work, "second_boot": second_boot}[stage]()
+    found = {"work": work, "second_boot": second_boot}[stage]()
     Path(f"/out/{stage}.json").write_text(json.dumps(found))

@@ -7,116 +7,25 @@ tiny models; Ollama is Hive's own demo backend, which speaks its protocol and st
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hive.install.step_list import STEPS
 from tests import llama, vllm
-from tests.host import package_sources, systemd_machine
-
-SOURCES = "srv/src"
-LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
-BROUGHT = ("libgomp.so.1", "libnuma.so.1")
-"""Software that a person installs beside llama-server and vLLM for the CPU."""
-VLLM = """#!/bin/sh
-# The command of vLLM's CPU wheel does not start (0.32); this is what it would do, with what a CPU needs besides.
-shift; model=$1; shift
-export PYTHONPATH=/opt/vllm/packages VLLM_CPU_KVCACHE_SPACE=1
-exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@" --enforce-eager --block-size 32 \
-  --dtype float32
-"""
-OLLAMA = "#!/bin/sh\nexec /opt/hive/current/bin/hive demo-backend --port 11434\n"
-JOB = """for pair in $(tr '\\0' '\\n' </proc/1/environ | grep '^PIP_'); do export "$pair"; done
-python3 /srv/src/tests/install/{inside} {stage}
-code=$?
-[ "$code" = 0 ] || journalctl -b --no-pager -o cat -u 'hive*' | grep -v '"audit"' | tail -n 60
-"""
-STAGE_S = 600.0
-
-Seen = dict[str, Any]
+from tests.host import systemd_machine
+from tests.install.box import BROUGHT, LIBRARIES, Box, Seen, box_of
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
-
-
-class Box:
-    """A machine whose root outlives its reboots."""
-
-    def __init__(self, place: Path, *, inside: str = "box_inside.py") -> None:
-        """`inside`: the program whose stages are its boots."""
-        self._place = place
-        self._inside = inside
-        self.root = place / "root"
-        for name in ("upper", "work", "root", "out"):
-            (place / name).mkdir()
-        options = f"lowerdir={systemd_machine.ROOT},upperdir={place}/upper,workdir={place}/work"
-        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)], check=True)
-        self._folders = package_sources.give(self.root)
-        package_sources.clone(self.root / SOURCES)
-
-    def bring_servers(self) -> list[str]:
-        """Models, and what systemd-nspawn is told so that the servers are there."""
-        models = self.root / "var/lib/hive/models"
-        program, venv = llama.program(), vllm.environment()
-        assert program is not None
-        assert venv is not None
-        subprocess.run(
-            [sys.executable, llama.MAKE_MODEL, models / "default.gguf"], check=True, stdout=subprocess.DEVNULL
-        )
-        if not (models / "default").exists():
-            with tempfile.TemporaryDirectory() as made:
-                shutil.copytree(vllm.model_for(venv, Path(made)), models / "default", copy_function=shutil.copyfile)
-        for path, text in (("opt/vllm/bin/vllm", VLLM), ("usr/local/bin/ollama", OLLAMA)):
-            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / path).write_text(text)
-            (self.root / path).chmod(0o755)
-        packages = next(venv.glob("lib/python3*/site-packages"))
-        libraries = [f"--bind-ro={LIBRARIES / name}" for name in BROUGHT]
-        return [
-            f"--bind-ro={program}:/usr/local/bin/llama-server",
-            f"--bind-ro={packages}:/opt/vllm/packages",
-            *libraries,
-        ]
-
-    def boot(self, stage: str, *options: str, online: bool = False) -> Seen:
-        """The findings of this stage in one boot."""
-        network = ["--private-network"]
-        if online:
-            network = [f"--bind-ro={folder}" for folder in self._folders]
-            network += [f"--setenv={name}={value}" for name, value in package_sources.environment().items()]
-        out = self._place / "out"
-        (out / "console.txt").unlink(missing_ok=True)
-        job = JOB.format(inside=self._inside, stage=stage)
-        # Online its ports are the host's: another box may have none of them meanwhile.
-        alone = systemd_machine.one_at_a_time(systemd_machine.CACHE / "online") if online else contextlib.nullcontext()
-        with alone:
-            console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
-        print(console)
-        seen: Seen = json.loads((out / f"{stage}.json").read_text())
-        return seen
-
-    def close(self) -> None:
-        subprocess.run(["umount", str(self.root)], check=True)
-        shutil.rmtree(self._place)
 
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Box]:
     if reason := systemd_machine.why_not():
         pytest.skip(reason)
-    systemd_machine.make_root()
-    box = Box(Path(tempfile.mkdtemp(prefix="hive-box-", dir=systemd_machine.CACHE)))
-    yield box
-    box.close()
+    with box_of("box_inside.py", is_installed=False) as box:
+        yield box
 
 
 @pytest.fixture(scope="module")

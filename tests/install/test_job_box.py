@@ -5,14 +5,12 @@ See test_box.py for the machine. The model is the demo backend's.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.host import systemd_machine
-from tests.install.test_box import Box, Seen
+from tests.install.box import Box, Seen, box_of
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -21,23 +19,18 @@ pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 def box() -> Iterator[Box]:
     if reason := systemd_machine.why_not():
         pytest.skip(reason)
-    systemd_machine.make_root()
-    place = Path(tempfile.mkdtemp(prefix="hive-job-box-", dir=systemd_machine.CACHE))
-    box = Box(place, inside="job_box_inside.py")
-    yield box
-    box.close()
+    with box_of("job_box_inside.py") as box:
+        yield box
 
 
 @pytest.fixture(scope="module")
 def seen(box: Box) -> Seen:
-    code, said = box.boot("install", online=True)["ran"]
-    assert code == 0, said
     return box.boot("work")
 
 
 @pytest.fixture(scope="module")
 def left(box: Box, seen: Seen) -> Seen:
-    return box.boot("leave", online=True)
+    return box.boot("leave")
 
 
 def test_the_first_job_starts_their_process_and_has_a_result(seen: Seen) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests import llama
 from tests.host import systemd_machine
-from tests.install.test_box import LIBRARIES, Box, Seen
+from tests.install.box import LIBRARIES, Box, Seen, box_of, installation
 from tests.journeys.adapter_stack import make
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.llama, pytest.mark.timeout(900)]
@@ -66,20 +64,17 @@ def box() -> Iterator[Box]:
         pytest.skip(reason)
     if llama.program() is None or not all((LIBRARIES / name).exists() for name in BROUGHT):
         pytest.skip("needs llama-server (tests/tools/build_llama_server.sh) and what it is linked to")
-    systemd_machine.make_root()
-    place = Path(tempfile.mkdtemp(prefix="hive-pool-box-", dir=systemd_machine.CACHE))
-    box = Box(place, inside="pool_box_inside.py")
-    yield box
-    box.close()
+    with box_of("pool_box_inside.py") as box:
+        yield box
 
 
 @pytest.fixture(scope="module")
 def installed(box: Box) -> Seen:
-    return box.boot("install", online=True)
+    return installation().seen
 
 
 @pytest.fixture(scope="module")
-def servers(box: Box, installed: Seen) -> list[str]:
+def servers(box: Box) -> list[str]:
     return bring(box)
 
 
@@ -104,7 +99,6 @@ def left(box: Box, adapted: Seen, servers: list[str]) -> Seen:
 
 
 def test_the_installer_describes_no_model(installed: Seen) -> None:
-    assert installed["ran"][0] == 0, installed["ran"][1]
     assert not installed["models.d"]
 
 

@@ -5,14 +5,12 @@ See test_box.py for the machine.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.host import systemd_machine
-from tests.install.test_box import Box, Seen
+from tests.install.box import Box, Seen, box_of
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -21,19 +19,12 @@ pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
 def box() -> Iterator[Box]:
     if reason := systemd_machine.why_not():
         pytest.skip(reason)
-    systemd_machine.make_root()
-    place = Path(tempfile.mkdtemp(prefix="hive-template-box-", dir=systemd_machine.CACHE))
-    box = Box(place, inside="template_box_inside.py")
-    try:
+    with box_of("template_box_inside.py") as box:
         yield box
-    finally:
-        box.close()
 
 
 @pytest.fixture(scope="module")
 def seen(box: Box) -> Seen:
-    code, said = box.boot("install", online=True)["ran"]
-    assert code == 0, said
     return box.boot("work")
 
 
