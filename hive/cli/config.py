@@ -264,7 +264,7 @@ def _variables() -> list[Answer]:
 
 
 def _masked(value: str) -> str:
-    """A URL without user, password and query (redis-py takes a password there too), anything else not at all.
+    """A URL without user, password and query (clients of Redis take a password there too), anything else not at all.
 
     >>> _masked("redis://:open@sesame@redis:6379"), _masked("http://h:3000"), _masked("sesame")
     ('redis://****@redis:6379', 'http://h:3000', '****')

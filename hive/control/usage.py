@@ -202,10 +202,9 @@ class UsageConsumer:
     async def close(self) -> None:
         """Ends `run` and `take_over`. A commit that is under way may still happen; its events will come again."""
         for task in self._tasks:
-            # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
-            while not task.done():
-                task.cancel()
-                await asyncio.wait([task], timeout=1)
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def prune(self, spooled: Collection[str]) -> None:
         """Forgets marks that are needed no more; `spooled`: epochs with a spool at the proxy.

@@ -1,5 +1,4 @@
-"""Live state in Redis. Beside viewer.py the only module that knows redis and its exceptions; redis_at.py knows how to
-connect.
+"""Live state in Redis, asked with redis_client.py at what redis_at.py names.
 
 Two ways to use it. *Say* (`put_agent`, `touch`, `publish` …): never waits and never fails; `run`, a task of the
 owner, writes what was said in one pipeline, keeps trying while Redis is away, and says everything about agents again
@@ -13,20 +12,18 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import redis.exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from hive.domain import BackendInfo, ModelInfo, Tier
 from hive.errors import DependencyDown
 from hive.store import keys
 from hive.store.channels import CHANNELS
 from hive.store.redis_at import RedisAt
+from hive.store.redis_client import Command, RedisClient, RedisRefused
 from hive.store.stream import StreamFields
 from hive.store.write_behind import ENTRIES, AgentKeys, Batch, WriteBehind
 
@@ -41,8 +38,6 @@ AGENTS_AT_ONCE = 250
 SWEEP_AGAIN_S = 10.0
 PING_S = 2.0
 _VM_CID = keys.VM_CIDS.removesuffix("*").encode()
-_NOT_LET_IN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
-"""Redis answers, but not to this user and password: until somebody changes that it is of no use."""
 RETRY_S = (0.1, 5.0)
 REFRESH_S = 3600.0
 
@@ -71,7 +66,6 @@ class Live:
         self._let_in = True
         self.run_id = ""
         self._on_new_run = on_new_run
-        self._connects = 0
         self._identified = 0
         self._waiting = WriteBehind()
         self._unswept: set[str] = set()
@@ -79,13 +73,7 @@ class Live:
         self._sweep_at = float("-inf")
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._redis = self.at.client(
-            socket_timeout=op_timeout_s,
-            socket_connect_timeout=op_timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            redis_connect_func=self._connected,
-            protocol=2,
-        )
+        self._redis = RedisClient(self.at.place, within_s=op_timeout_s)
 
     def __repr__(self) -> str:
         return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
@@ -98,15 +86,12 @@ class Live:
     async def close(self) -> None:
         """Ends `run`, writes what waits if Redis answers, disconnects."""
         if self._task is not None:
-            # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
-            while not self._task.done():
-                self._task.cancel()
-                await asyncio.wait([self._task], timeout=1)
+            self._task.cancel()
+            await asyncio.wait([self._task])
             if self.up:
                 with contextlib.suppress(DependencyDown):
                     await self._flush()
-        with contextlib.suppress(redis.exceptions.RedisError, OSError):
-            await self._redis.aclose()
+        self._redis.close()
 
     # --- say -----------------------------------------------------------------------------------------------------
 
@@ -186,49 +171,51 @@ class Live:
         """Entries that such a proxy left for the daemon. Where there are none (any more) the group is removed, which
         says that there may be some. Raises DependencyDown."""
         for begin in ("0", ">"):  # those a daemon was given and has not settled, then the others
+            group = ("GROUP", keys.USAGE_GROUP, keys.USAGE_GROUP)
             try:
-                streams: Any = {keys.USAGE_STREAM: begin}
-                found = await self._do(self._redis.xreadgroup(keys.USAGE_GROUP, keys.USAGE_GROUP, streams, count=count))
+                [found] = await self._do(
+                    ("XREADGROUP", *group, "COUNT", count, "STREAMS", keys.USAGE_STREAM, begin),
+                )
             except DependencyDown as error:
                 if str(error.__cause__).startswith("NOGROUP"):
                     return []
                 raise
-            if entries := [StreamEntry(id, fields or {}) for _, entries in found or () for id, fields in entries]:
+            if entries := [StreamEntry(id, _pairs(fields)) for _, entries in found or () for id, fields in entries]:
                 return entries
-        await self._do(self._redis.xgroup_destroy(keys.USAGE_STREAM, keys.USAGE_GROUP))
+        await self._do(("XGROUP", "DESTROY", keys.USAGE_STREAM, keys.USAGE_GROUP))
         return []
 
     async def settle_old_usage(self, ids: Sequence[bytes]) -> None:
         """Acknowledges and deletes entries, both or neither. Raises DependencyDown."""
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.xack(keys.USAGE_STREAM, keys.USAGE_GROUP, *ids)
-        pipeline.xdel(keys.USAGE_STREAM, *ids)
-        await self._do(pipeline.execute())
+        await self._do(
+            ("MULTI",),
+            ("XACK", keys.USAGE_STREAM, keys.USAGE_GROUP, *ids),
+            ("XDEL", keys.USAGE_STREAM, *ids),
+            ("EXEC",),
+        )
 
     # --- the connection ------------------------------------------------------------------------------------------
 
-    async def _connected(self, connection: Any) -> None:
-        """Called by redis-py on every new connection, also those its pool makes silently."""
-        await connection.on_connect()
-        self._connects += 1
-
-    async def _do(self, work: Awaitable[Any]) -> Any:
+    async def _do(self, *commands: Command) -> list[Any]:
+        """The replies to these, sent together. Raises DependencyDown."""
         try:
-            result = await work
-            if self._identified != self._connects:
+            replies = await self._redis.ask(commands)
+            if self._identified != self._redis.connects:
                 await self._identify()
-        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+        except (RedisRefused, OSError, TimeoutError) as error:
             # Redis answered, but no: it is up as far as the caller's next question is concerned.
-            if not isinstance(error, redis.exceptions.ResponseError) or isinstance(error, _NOT_LET_IN):
-                self._note(up=False, why=str(error), let_in=not isinstance(error, _NOT_LET_IN))
-            raise DependencyDown(f"Redis does not answer at {self.at}: {error}") from error
+            why = str(error) or "no answer in time"
+            if not isinstance(error, RedisRefused) or not error.is_let_in:
+                self._note(up=False, why=why, let_in=not isinstance(error, RedisRefused))
+            raise DependencyDown(f"Redis does not answer at {self.at}: {why}") from error
         self._note(up=True)
-        return result
+        return replies
 
     async def _identify(self) -> None:
         """Finds out whether a new connection leads to the same Redis as before."""
-        connects = self._connects
-        run_id = str((await self._redis.info("server"))["run_id"])
+        connects = self._redis.connects
+        [told] = await self._redis.ask([("INFO", "server")])
+        run_id = next(line[7:].decode() for line in told.split(b"\r\n") if line.startswith(b"run_id:"))
         self._identified = connects
         if run_id == self.run_id:
             return
@@ -276,7 +263,7 @@ class Live:
         self._something.clear()
         batch = self._waiting.take()
         if not batch:
-            await self._do(self._redis.ping())
+            await self._do(("PING",))
             await self._sweep()
             return
         parts = deque(in_parts(batch, AGENTS_AT_ONCE))
@@ -292,9 +279,7 @@ class Live:
     async def _write(self, batch: Batch) -> None:
         self._unswept |= batch.forgotten
         await self._sweep()
-        pipeline = self._redis.pipeline(transaction=False)
-        _fill(pipeline, batch)
-        await self._do(pipeline.execute())
+        await self._do(*commands_of(batch))
 
     async def _sweep(self) -> None:
         """Deletes what earlier daemons left that leads to forgotten agents. It is a look at every key there is: for one
@@ -304,23 +289,23 @@ class Live:
             return
         gone = {agent.encode() for agent in self._unswept if agent not in self._waiting.known}
         async for found in self._scan(keys.VM):
-            owners = await self._do(self._redis.mget(found))
+            [owners] = await self._do(("MGET", *found))
             left = [key for key, owner in zip(found, owners, strict=True) if owner in gone]
             cids = [key.removeprefix(_VM_CID) for key in left if key.startswith(_VM_CID)]
             left += [keys.cid_tier(cid.decode()).encode() for cid in cids]
             if left:
-                await self._do(self._redis.delete(*left))
+                await self._do(("DEL", *left))
         self._unswept.clear()
         self._sweep_at = now + SWEEP_AGAIN_S
 
-    async def _scan(self, pattern: str) -> Any:
+    async def _scan(self, pattern: str) -> AsyncIterator[list[bytes]]:
         """Some keys of this pattern at a time."""
-        cursor: Any = 0
+        cursor = b"0"
         while True:
-            cursor, found = await self._do(self._redis.scan(cursor, match=pattern, count=1000))
+            [[cursor, found]] = await self._do(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
             if found:
                 yield found
-            if not int(cursor):
+            if cursor == b"0":
                 return
 
 
@@ -347,61 +332,72 @@ def in_parts(batch: Batch, at_once: int) -> list[Batch]:
     return [first, *middle, msgspec.structs.replace(batch, agents={}, totals={}, **gone)]
 
 
-def _fill(pipeline: Any, batch: Batch) -> None:
-    """Turns a batch into commands."""
+def _pairs(fields: Sequence[bytes] | None) -> dict[bytes, bytes]:
+    """
+    >>> _pairs([b"a", b"1", b"b", b"2"]), _pairs(None)
+    ({b'a': b'1', b'b': b'2'}, {})
+    """
+    return dict(zip(fields[::2], fields[1::2], strict=True)) if fields else {}
+
+
+def commands_of(batch: Batch) -> Iterator[Command]:
+    """The commands that write a batch."""
     for agent in batch.forgotten:
-        pipeline.delete(*keys.keys_of_agent(agent))
-        pipeline.zrem(keys.AGENTS_ACTIVITY, agent)
+        yield ("DEL", *keys.keys_of_agent(agent))
+        yield ("ZREM", keys.AGENTS_ACTIVITY, agent)
     for instance in batch.gone_instances:
-        pipeline.delete(keys.vm_instance(instance))
+        yield ("DEL", keys.vm_instance(instance))
     for cid in batch.gone_cids:
-        pipeline.delete(keys.vm_cid(cid), keys.cid_tier(cid))
+        yield ("DEL", keys.vm_cid(cid), keys.cid_tier(cid))
     for agent in batch.gone_prompts:
-        pipeline.delete(keys.agent_prompt(agent))
+        yield ("DEL", keys.agent_prompt(agent))
     for agent, said in batch.agents.items():
-        _put_agent(pipeline, agent, said)
+        yield from _of_agent(agent, said)
     for hashed, (text, agents) in batch.prompts.items():
-        _put_prompt(pipeline, hashed, text, agents)
+        yield from _of_prompt(hashed, text, agents)
     for agent, at in batch.touched.items():
-        pipeline.set(keys.agent_activity(agent), f"{at:.3f}", ex=keys.DAY_S)
+        yield ("SET", keys.agent_activity(agent), f"{at:.3f}", "EX", keys.DAY_S)
     if batch.touched:
-        pipeline.zadd(keys.AGENTS_ACTIVITY, dict(batch.touched))
-        pipeline.zremrangebyscore(keys.AGENTS_ACTIVITY, "-inf", max(batch.touched.values()) - keys.DAY_S)
-        pipeline.expire(keys.AGENTS_ACTIVITY, keys.DAY_S)
+        scores = [word for agent, at in batch.touched.items() for word in (at, agent)]
+        yield ("ZADD", keys.AGENTS_ACTIVITY, *scores)
+        yield ("ZREMRANGEBYSCORE", keys.AGENTS_ACTIVITY, "-inf", max(batch.touched.values()) - keys.DAY_S)
+        yield ("EXPIRE", keys.AGENTS_ACTIVITY, keys.DAY_S)
     for agent, (tokens_in, tokens_out, requests) in batch.totals.items():
-        totals = {"input": tokens_in, "output": tokens_out, "requests": requests}
-        pipeline.hset(keys.agent_tokens(agent), mapping=totals)
+        totals = ("input", tokens_in, "output", tokens_out, "requests", requests)
+        yield ("HSET", keys.agent_tokens(agent), *totals)
     for key, (value, ttl_s) in batch.values.items():
-        pipeline.set(key, value, ex=ttl_s)
+        yield ("SET", key, value, *(() if ttl_s is None else ("EX", ttl_s)))
     for key in batch.gone_values:
-        pipeline.delete(key)
+        yield ("DEL", key)
     for entry in batch.usage:
-        pipeline.xadd(keys.USAGE_STREAM, dict(entry), maxlen=ENTRIES, approximate=True)
+        fields = [word for pair in dict(entry).items() for word in pair]
+        yield ("XADD", keys.USAGE_STREAM, "MAXLEN", "~", ENTRIES, "*", *fields)
     for channel, message in batch.messages:
-        pipeline.publish(channel, message)
+        yield ("PUBLISH", channel, message)
 
 
-def _put_agent(pipeline: Any, agent: str, said: AgentKeys) -> None:
-    pipeline.set(keys.agent_tier(agent), str(said.tier), ex=keys.DAY_S)
+def _of_agent(agent: str, said: AgentKeys) -> Iterator[Command]:
+    for_a_day = ("EX", keys.DAY_S)
+    yield ("SET", keys.agent_tier(agent), str(said.tier), *for_a_day)
     if said.paused:
-        pipeline.set(keys.agent_paused(agent), "1", ex=keys.DAY_S)
+        yield ("SET", keys.agent_paused(agent), "1", *for_a_day)
     else:
-        pipeline.delete(keys.agent_paused(agent))
+        yield ("DEL", keys.agent_paused(agent))
     if said.instance is not None:
-        pipeline.set(keys.vm_instance(said.instance), agent, ex=keys.DAY_S)
+        yield ("SET", keys.vm_instance(said.instance), agent, *for_a_day)
     if said.cid is not None:
-        pipeline.set(keys.vm_cid(said.cid), agent, ex=keys.DAY_S)
-        pipeline.set(keys.cid_tier(said.cid), str(said.tier), ex=keys.DAY_S)
+        yield ("SET", keys.vm_cid(said.cid), agent, *for_a_day)
+        yield ("SET", keys.cid_tier(said.cid), str(said.tier), *for_a_day)
     if said.prompt is not None:
-        pipeline.set(keys.agent_prompt(agent), said.prompt[0], ex=keys.DAY_S)
+        yield ("SET", keys.agent_prompt(agent), said.prompt[0], *for_a_day)
 
 
-def _put_prompt(pipeline: Any, hashed: str, text: str, agents: Sequence[str]) -> None:
+def _of_prompt(hashed: str, text: str, agents: Sequence[str]) -> Iterator[Command]:
     """Puts a prompt and makes the set of its agents anew: any agent but `agents` loses it."""
-    pipeline.delete(keys.prompt_agents(hashed))
+    yield ("DEL", keys.prompt_agents(hashed))
     if not agents:
-        pipeline.delete(keys.prompt(hashed))
+        yield ("DEL", keys.prompt(hashed))
         return
-    pipeline.set(keys.prompt(hashed), text, ex=keys.DAY_S)
-    pipeline.sadd(keys.prompt_agents(hashed), *agents)
-    pipeline.expire(keys.prompt_agents(hashed), keys.DAY_S)
+    yield ("SET", keys.prompt(hashed), text, "EX", keys.DAY_S)
+    yield ("SADD", keys.prompt_agents(hashed), *agents)
+    yield ("EXPIRE", keys.prompt_agents(hashed), keys.DAY_S)

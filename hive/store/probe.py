@@ -1,6 +1,6 @@
 """A probe of Redis as a stranger: commands by hand over its socket, each with its one-line answer.
 
-redis-py connects, negotiates and retries; a question about a *bare* connection must send nothing of its own.
+A client logs in and tries again; a question about a *bare* connection must send nothing of its own.
 """
 
 from __future__ import annotations

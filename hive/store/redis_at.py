@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
 from hive.errors import ConfigError
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from hive.store.redis_client import RedisPlace
 
 URL = "REDIS_URL"
 PASSWORD = "redis-password"
@@ -43,15 +40,45 @@ class RedisAt(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         parts = urlsplit(self.address)
         return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    def client(self, **options: Any) -> Redis:
-        """A client that connects when it is first used; `options` are redis-py's."""
-        from redis.asyncio import Redis  # 0.1 s that `hive up`, which names Redis only, does not pay
+    @property
+    def place(self) -> RedisPlace:
+        """Raises ValueError for a URL that is none."""
+        place = RedisPlace(path=self.address) if self.address.startswith("/") else place_of(self.address)
+        if place.password or not self.password:
+            return place
+        return msgspec.structs.replace(place, user=place.user or self.user, password=self.password)
 
-        if self.password:
-            options |= {"username": self.user or None, "password": self.password}
-        if self.address.startswith("/"):
-            return Redis(unix_socket_path=self.address, **options)
-        return Redis.from_url(self.address, **options)
+
+def place_of(url: str) -> RedisPlace:
+    """`redis://`, `rediss://` (with TLS) or `unix://` taken apart. Raises ValueError, which may repeat a password.
+
+    >>> place_of("redis://u:p%2Fa@db.example:6380/2") == RedisPlace(
+    ...     host="db.example", port=6380, user="u", password="p/a", db=2)
+    True
+    >>> place_of("unix://:p@/run/r.sock?db=3") == RedisPlace(path="/run/r.sock", password="p", db=3)
+    True
+    >>> place_of("rediss://cache").has_tls, place_of("redis://").host
+    (True, 'localhost')
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ValueError(f"no such scheme: {parts.scheme}")
+    options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    if options.keys() - {"db"}:
+        raise ValueError(f"no such options: {parts.query}")
+    is_unix = parts.scheme == "unix"
+    db = options.get("db") or ("" if is_unix else parts.path.strip("/")) or "0"
+    if not db.isdigit():
+        raise ValueError(f"no such database: {db}")
+    return RedisPlace(
+        path=unquote(parts.path) if is_unix else "",
+        host=unquote(parts.hostname or "localhost"),
+        port=parts.port or 6379,
+        has_tls=parts.scheme == "rediss",
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        db=int(db),
+    )
 
 
 def redis_at(socket: Path, service: str, env: Mapping[str, str], credential: Credential) -> RedisAt:
@@ -71,10 +98,8 @@ def redis_at(socket: Path, service: str, env: Mapping[str, str], credential: Cre
     password = "" if given is None else given.decode("ascii", "replace").strip()
     if not url:
         return RedisAt(str(socket), user, password)
-    from redis.asyncio.connection import parse_url
-
     try:
-        parse_url(url)
+        place_of(url)
     except ValueError:
         hint = "like redis://USER:PASSWORD@HOST:6379/0; write / @ : and # of a password in percent, like %2F"
         raise ConfigError(f"{URL} is not the address of a Redis", hint=hint) from None

@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, NamedTuple
-
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
+from typing import NamedTuple
 
 from hive.errors import DependencyDown
 from hive.store import keys
+from hive.store.redis_client import BlockingRedis, RedisPlace, RedisRefused
 
 VIEWER = "viewer"
 """Of the ACL (files/redis_acl.py): any password is right, and the mode of the socket limits who gets that far."""
@@ -45,23 +40,14 @@ class Viewer:
 
     def __init__(self, socket: str, *, user: str = VIEWER) -> None:
         self.socket = socket
-        self._redis = redis.Redis(
-            unix_socket_path=socket,
-            username=user or None,
-            password=user or None,
-            socket_timeout=ANSWER_S,
-            socket_connect_timeout=ANSWER_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+        self._redis = BlockingRedis(RedisPlace(path=socket, user=user, password=user), within_s=ANSWER_S)
         self._seen = NOTHING
 
     def __repr__(self) -> str:
         return f"<Viewer of {self.socket}>"
 
     def close(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            self._redis.close()
+        self._redis.close()
 
     def look(self) -> SeenLive:
         """Looks at the agents active in the last 24 h. Counts are asked only of those active since the last look.
@@ -69,16 +55,13 @@ class Viewer:
         Raises DependencyDown.
         """
         try:
-            found: Any = self._redis.zrange(keys.AGENTS_ACTIVITY, 0, -1, withscores=True)
-            active_at = {agent.decode(): float(at) for agent, at in found}
+            [found] = self._redis.ask([("ZRANGE", keys.AGENTS_ACTIVITY, 0, -1, "WITHSCORES")])
+            active_at = {agent.decode(): float(at) for agent, at in zip(found[::2], found[1::2], strict=True)}
             before = self._seen.active_at
             moved = [agent for agent, at in active_at.items() if before.get(agent) != at]
-            pipeline = self._redis.pipeline(transaction=False)
-            for agent in moved:
-                pipeline.hmget(keys.agent_tokens(agent), *_FIELDS)
-            counts = pipeline.execute() if moved else []
+            counts = self._redis.ask([("HMGET", keys.agent_tokens(agent), *_FIELDS) for agent in moved])
             fresh = {agent: _counted(row) for agent, row in zip(moved, counts, strict=True)}
-        except (RedisError, OSError, ValueError, UnicodeDecodeError) as error:
+        except (RedisRefused, OSError, ValueError, UnicodeDecodeError) as error:
             raise DependencyDown(f"Redis does not answer at {self.socket}: {error}") from error
         kept = {agent: count for agent, count in self._seen.counted.items() if agent in active_at}
         self._seen = SeenLive(active_at, kept | fresh)

@@ -139,7 +139,7 @@ class Stored:
         socket = str(paths.redis_socket)
         if not os.path.exists(socket):
             return None
-        from hive.store.viewer import VIEWER, Viewer  # redis: 85 ms that only a daemon that is down costs
+        from hive.store.viewer import VIEWER, Viewer  # only a daemon that is down costs this
 
         if self._viewer is None or self._viewer.socket != socket:
             if self._viewer is not None:

@@ -15,8 +15,7 @@ import pytest
 
 from tests import virtual_machine
 
-PACKAGES = "python3,python3-async-timeout,linux-image-cloud-amd64,kmod"
-"""async-timeout: redis-py wants it from Pythons before 3.11.3, and the guest's is older than that."""
+PACKAGES = "python3,linux-image-cloud-amd64,kmod"
 BOOTS_WITHIN_S = 200
 
 INIT = """#!/bin/sh

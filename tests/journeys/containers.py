@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[2]
 CACHE = ALL_CACHES / "containers"
 BASE, IMAGE = "hive-test-base:1", "hive-test-built:1"
 PACKAGES = "python3-venv,redis-server"
-FOR_OLDER = "async-timeout"
-"""redis-py needs it on Debian's Python 3.11.2, and not on one of 3.11.3 or later, which this may be."""
 OFFLINE = "ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels"
 SDK = f"{Path(openai.__file__).parents[1]}:/packages:ro"
 """The installed `openai`, untouched."""
@@ -61,7 +59,7 @@ def base_archive() -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as made:
         wheels, root = Path(made, "wheels"), Path(made, "root.tar")
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        needed = [*project["project"]["dependencies"], *project["build-system"]["requires"], FOR_OLDER]
+        needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
         pip = [sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), "-c", "constraints.txt"]
         got = subprocess.run([*pip, *needed], cwd=ROOT, capture_output=True, text=True, check=False)
         if got.returncode:

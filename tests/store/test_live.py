@@ -131,7 +131,7 @@ async def test_a_redis_that_comes_back_empty_is_told_the_prompts_again(
 
 
 async def ping(store: Live) -> None:
-    await store._do(store._redis.ping())
+    await store._do(("PING",))
 
 
 async def active(client: Any) -> dict[str, float]:
@@ -267,7 +267,7 @@ async def test_very_many_agents_are_all_written_and_told_of_last(
 
 
 async def test_a_silent_restart_between_two_commands_is_noticed(redis_server: RedisServer) -> None:
-    """The pool of redis-py replaces a dead idle connection without an error."""
+    """A dead idle connection is replaced without an error."""
     store = Live(redis_server.socket)
     await ping(store)
     before = store.run_id

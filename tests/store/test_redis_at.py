@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ import redis
 from hive.errors import ConfigError, DependencyDown
 from hive.store.live import Live
 from hive.store.redis_at import RedisAt, redis_at
+from tests.ports import free_port
+from tests.tls_front import make_authority, make_certificate
 
 PASSWORD, WRONG = "p/a@s:s#word", "not-the-password"
 QUOTED = "p%2Fa%40s%3As%23word"
@@ -56,7 +59,7 @@ async def asked(at: RedisAt) -> AsyncIterator[Live]:
     """One that was answered, whatever was said."""
     live = Live(at)
     with contextlib.suppress(DependencyDown):
-        await live._do(live._redis.ping())
+        await live._do(("PING",))
     yield live
     await live.close()
 
@@ -100,17 +103,68 @@ async def test_who_is_not_let_in_is_told_why_once_and_without_the_password(
             assert said in live.why_down
             for _ in range(3):
                 with pytest.raises(DependencyDown, match=said):
-                    await live._do(live._redis.ping())
+                    await live._do(("PING",))
     told = [record.getMessage() for record in caplog.records if "redis_down" in record.getMessage()]
     assert len(told) == 1
     assert said in told[0]
     assert not any(secret in caplog.text + live.why_down for secret in (WRONG, PASSWORD, QUOTED))
 
 
-@pytest.mark.parametrize("url", ["redis://:pa/ss@redis:6379", "redis://u:s3cret@redis:port", "redis://:s3cret@[h"])
+NO_URLS = [
+    "redis://:pa/ss@redis:6379",
+    "redis://u:s3cret@redis:port",
+    "redis://:s3cret@[h",
+    "redis://:s3cret@redis/first",
+    "rediss://:s3cret@redis?ssl_cert_reqs=none",  # would be half obeyed
+    "memcached://:s3cret@redis",
+]
+
+
+@pytest.mark.parametrize("url", NO_URLS)
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         found(url)
     assert "REDIS_URL is not the address of a Redis" in caught.value.message
     assert not any(part in caught.value.message + caught.value.hint for part in ("s3cret", "pa/ss", "'pa'"))
     assert caught.value.__suppress_context__
+
+
+async def test_a_database_of_its_own_is_chosen(server: Path) -> None:
+    async with asked(found(f"unix://:{QUOTED}@{server}?db=3")) as live:
+        await live._do(("SET", "here", "1"))
+    with redis.Redis(unix_socket_path=str(server), password=PASSWORD, db=3) as client:
+        assert client.get("here") == b"1"
+
+
+@pytest.fixture(scope="module")
+def with_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """The port of a Redis with TLS, and the authority of its certificate."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    here, port = tmp_path_factory.mktemp("t"), free_port()
+    authority = make_authority(here)
+    make_certificate(here)
+    tls = ["--tls-port", str(port), "--tls-cert-file", f"{here}/cert.pem", "--tls-key-file", f"{here}/key.pem"]
+    tls += ["--tls-ca-cert-file", str(authority), "--tls-auth-clients", "no"]
+    command = ["redis-server", "--port", "0", "--bind", "127.0.0.1", "--save", "", "--dir", str(here), *tls]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            while True:
+                with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert process.poll() is None, "redis-server did not start"
+            yield port, authority
+        finally:
+            process.kill()
+
+
+async def test_over_tls_it_is_asked_where_its_certificate_is_trusted(
+    with_tls: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, authority = with_tls
+    async with asked(found(f"rediss://localhost:{port}")) as live:
+        assert not live.up
+        assert "certificate verify failed" in live.why_down
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    async with asked(found(f"rediss://localhost:{port}")) as live:
+        assert live.up, live.why_down
