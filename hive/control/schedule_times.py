@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -156,6 +155,8 @@ def spoken(at: float, zone: tzinfo) -> str:
 
 def local_zone() -> tzinfo:
     """The host's zone: TZ, else /etc/localtime, else UTC. Read anew each time: it may be changed under way."""
+    from zoneinfo import ZoneInfo  # as in hive/budgets.py
+
     name = os.environ.get("TZ", "").removeprefix(":")
     try:
         if name and not name.startswith("/"):
