@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.tokens import TokenKind
 from hive.api.caller import actor
-from hive.api.params import FOLLOW, LENGTH, WAIT, Number, Span, body_of, named
+from hive.api.params import FOLLOW, LENGTH, WAIT, Flag, Number, Span, body_of, named
 from hive.api.responses import as_json, as_text
 from hive.api.routes import TEXT, LeadsTo, RouteRow
 from hive.audit.shielded import waited_for
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)
+OWN = Flag("own", "Without what systemd says of its unit; not with `follow`.")
 PERIOD = Span("period", "How far back.", default="24h")
 LIMIT = Number("limit", "So many of the last requests.", default=100, most=10_000)
 
@@ -146,7 +147,7 @@ class AgentSubresourceApi:
                 self.logs,
                 "What it wrote.",
                 TEXT,
-                query=(TAIL, FOLLOW),
+                query=(TAIL, OWN, FOLLOW),
                 errors=(504,),
             ),
             RouteRow(
@@ -229,7 +230,7 @@ class AgentSubresourceApi:
         agent, count = self._life(request).agent, TAIL.of(request)
         output = self._services.runtimes.output_of(agent, self._services.paths)
         if not FOLLOW.of(request):
-            return as_text(await tail(output, count))
+            return as_text(await tail(output, count, only_its_own=OWN.of(request)))
         await tail(output, 0)  # what is wrong with it is told before the answer has begun
         return StreamingResponse(follow(output, count, self._stopping), media_type="text/plain; charset=utf-8")
 

@@ -27,10 +27,13 @@ class Output(NamedTuple):
     unit: str = ""
 
 
-async def tail(output: Output, count: int) -> bytes:
-    """The last `count` lines. Raises OSError, and for the journal NotPermitted, DependencyDown, TimedOut."""
+async def tail(output: Output, count: int, *, only_its_own: bool = False) -> bytes:
+    """The last `count` lines. `only_its_own`: without what systemd says of its unit.
+
+    Raises OSError, and for the journal NotPermitted, DependencyDown, TimedOut.
+    """
     if output.unit:
-        return (await systemd.read_journal(output.unit, lines=count)).encode()
+        return (await systemd.read_journal(output.unit, lines=count, only_its_own=only_its_own)).encode()
     text, _ = await asyncio.to_thread(last_lines, output.path, count)
     return text
 

@@ -107,16 +107,19 @@ def transient(
     return ["systemd-run", "--quiet", "--no-ask-password", *how, *named, *options, "--", *command]
 
 
-def journal_command(unit: str, *, lines: int | None = None, follow: bool = False) -> list[str]:
-    """The call that prints what `unit` wrote, without what systemd says of it, oldest first: the text alone.
+def journal_command(
+    unit: str, *, lines: int | None = None, follow: bool = False, only_its_own: bool = False
+) -> list[str]:
+    """The call that prints what `unit` wrote, and what systemd said of it, oldest first: the text alone.
 
-    `lines`: only so many, the last ones. It takes root or the group systemd-journal. This is what stands in for an
-    agent's log file where its output goes to the journal.
+    `lines`: only so many, the last ones. `only_its_own`: without what systemd said. It takes root or the group
+    systemd-journal. This is what stands in for an agent's log file where its output goes to the journal.
 
     >>> journal_command("a.service", lines=5)
-    ['journalctl', '--quiet', '--no-pager', '--output=cat', '_SYSTEMD_UNIT=a.service', '--lines=5']
+    ['journalctl', '--quiet', '--no-pager', '--output=cat', '--unit=a.service', '--lines=5']
     """
-    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"_SYSTEMD_UNIT={unit}"]
+    which = f"_SYSTEMD_UNIT={unit}" if only_its_own else f"--unit={unit}"
+    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", which]
     if lines is not None:
         command.append(f"--lines={lines}")
     # `--follow` alone shows this boot only (journalctl(1) 252, which `--boot=all` does not change).
@@ -322,9 +325,9 @@ async def sync_journal() -> None:
     await _call(["journalctl", "--quiet", "--sync"])
 
 
-async def read_journal(unit: str, *, lines: int) -> str:
-    """The last `lines` of what it wrote."""
-    return await _call(journal_command(unit, lines=lines))
+async def read_journal(unit: str, *, lines: int, only_its_own: bool = False) -> str:
+    """The last `lines` of what it wrote, and of what systemd said of it unless `only_its_own`."""
+    return await _call(journal_command(unit, lines=lines, only_its_own=only_its_own))
 
 
 async def read_service(unit: str, *, lines: int, since: float | None = None, only_its_own: bool = False) -> str:

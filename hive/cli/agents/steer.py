@@ -305,7 +305,8 @@ def seen_again(call: CommandCall, view: Answer) -> Answer:
 def _last_line(call: CommandCall, name: str) -> str:
     """The last line that it wrote; empty where it wrote nothing, or its log cannot be read."""
     try:
-        lines = [raw.decode(errors="replace").strip() for raw in call.client.lines(path_of(name, "logs"), tail=LINES)]
+        said = call.client.lines(path_of(name, "logs"), tail=LINES, own=1)
+        lines = [raw.decode(errors="replace").strip() for raw in said]
     except HiveError:
         return ""
     return next((one_line(line) for line in reversed(lines) if line), "")
