@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket as socketlib
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.ports import is_healthy
 
 TREE = Path(__file__).parents[1]
 CLASSES = {
@@ -39,14 +40,7 @@ class DiffusersRunner:
         return httpx.Client(transport=transport, base_url="http://runner", timeout=timeout_s, trust_env=False)
 
     def is_up(self) -> bool:
-        """Asked by hand: httpx leaves a socket open that could not be connected (0.28)."""
-        with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as connection:
-            try:
-                connection.connect(str(self.socket))
-                connection.sendall(b"GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
-                return connection.recv(64).startswith(b"HTTP/1.1 200")
-            except OSError:
-                return False
+        return is_healthy(self.socket)
 
 
 def environment() -> Path | None:

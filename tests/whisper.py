@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import is_healthy
+
 ROOT = Path(__file__).parents[1]
 UP_WITHIN_S = 120.0
 """2 s on an idle machine."""
@@ -96,10 +98,7 @@ class WhisperRunner:
         )
 
     def is_up(self) -> bool:
-        try:
-            return self.socket.exists() and self.client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
+        return is_healthy(self.socket)
 
     def hear(self, file: Path, path: str = "/v1/audio/transcriptions", **fields: str | list[str]) -> httpx.Response:
         with file.open("rb") as opened:

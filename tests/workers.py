@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import cache
@@ -280,7 +281,9 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Leaves out what a file leaves for good, too: late in a run, a look at the open descriptors collected for 4 s."""
     if nextitem is None or nextitem.path != item.path:
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # of loops that were closed; no fault of the next file
+            gc.collect()
         gc.freeze()
 
 

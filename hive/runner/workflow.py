@@ -211,7 +211,7 @@ def _graph(found: Any) -> dict[str, Any]:
         raise WorkflowFault(f"workflow: it has {len(found)} nodes, and may have {MOST_NODES}")
     graph = {}
     for node, told in found.items():
-        if not isinstance(told, dict) or not isinstance(told.get("class_type"), str):
+        if not isinstance(told, dict) or not isinstance(told.get("class_type"), str) or not told["class_type"]:
             raise WorkflowFault(f"workflow.{node[:40]}: expected a node with a `class_type`, found {_shown(told)}")
         inputs = told.get("inputs", {})
         if not isinstance(inputs, dict):

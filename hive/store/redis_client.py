@@ -36,7 +36,7 @@ class RedisRefused(Exception):
 
 
 class RedisPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a Redis listens, and as who it is asked: at a socket file, or at a port, with TLS or without."""
+    """A Redis at a socket file, or at a port with TLS or without, and the user it is asked as."""
 
     path: str = ""
     host: str = "localhost"

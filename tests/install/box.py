@@ -41,7 +41,7 @@ Seen = dict[str, Any]
 
 
 class Installation(NamedTuple):
-    """What installing writes above a clean Debian, and what was seen of it (install_inside.py)."""
+    """The layer that installing writes above a clean Debian, and what was seen of it (install_inside.py)."""
 
     layer: Path
     seen: Seen

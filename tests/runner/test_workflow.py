@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_no_prompt_changes_anything_but_its_own_place(said: str) -> None:
     assert run.graph["6"]["inputs"].pop("text") == f"a photo of {said}, 4k"
     (other,) = plan({"prompt": "a bee", "seed": 1})
     other.graph["6"]["inputs"].pop("text")
-    assert run.graph == other.graph
+    assert run.graph == other.unfilled
 
 
 def test_a_seed_that_nobody_asks_for_is_drawn_within_its_bounds() -> None:
@@ -190,5 +191,5 @@ def test_a_file_whose_name_is_none_for_a_model_is_no_workflow(name: str) -> None
 )
 def test_no_file_breaks_the_reader(told: Any) -> None:
     for data in ({"inputs": told, "workflow": GRAPH}, {"inputs": {}, "workflow": told}, told):
-        with pytest.raises(WorkflowFault):
-            read_workflow("t2i", json.dumps(data).encode())
+        with contextlib.suppress(WorkflowFault):  # some are workflows
+            assert read_workflow("t2i", json.dumps(data).encode()).unfilled
