@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def is_healthy(path: Path) -> bool:
-    """Whether `GET /health` at this socket is answered with 200; httpx leaves a socket that nobody takes open (0.28)."""
+    """Whether `GET /health` at this socket is answered with 200; httpx (0.28) leaves open what it cannot connect."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
