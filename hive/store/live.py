@@ -173,9 +173,7 @@ class Live:
         for begin in ("0", ">"):  # those a daemon was given and has not settled, then the others
             group = ("GROUP", keys.USAGE_GROUP, keys.USAGE_GROUP)
             try:
-                [found] = await self._do(
-                    ("XREADGROUP", *group, "COUNT", count, "STREAMS", keys.USAGE_STREAM, begin),
-                )
+                [found] = await self._do(("XREADGROUP", *group, "COUNT", count, "STREAMS", keys.USAGE_STREAM, begin))
             except DependencyDown as error:
                 if str(error.__cause__).startswith("NOGROUP"):
                     return []
@@ -215,7 +213,8 @@ class Live:
         """Finds out whether a new connection leads to the same Redis as before."""
         connects = self._redis.connects
         [told] = await self._redis.ask([("INFO", "server")])
-        run_id = next(line[7:].decode() for line in told.split(b"\r\n") if line.startswith(b"run_id:"))
+        found = (line[7:].decode() for line in told.split(b"\r\n") if line.startswith(b"run_id:"))
+        run_id = next(found, "")
         self._identified = connects
         if run_id == self.run_id:
             return

@@ -36,7 +36,11 @@ class RedisRefused(Exception):
 
 
 class RedisPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A Redis at a socket file, or at a port with TLS or without, and the user it is asked as."""
+    """A Redis at a socket file, or at a port with TLS or without, and the user it is asked as. Printed without that.
+
+    >>> RedisPlace(host="db.example", user="u", password="secret"), RedisPlace(path="/r.sock")
+    (<RedisPlace db.example:6379/0>, <RedisPlace /r.sock>)
+    """
 
     path: str = ""
     host: str = "localhost"
@@ -45,6 +49,9 @@ class RedisPlace(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     password: str = ""
     db: int = 0
+
+    def __repr__(self) -> str:
+        return f"<RedisPlace {self.path or f'{self.host}:{self.port}/{self.db}'}>"
 
     @property
     def greeting(self) -> list[Command]:
