@@ -149,6 +149,7 @@ def test_an_interrupted_run_leaves_nothing(signum: int, tmp_path: Path) -> None:
     assert process.wait(60) != 0
 
 
+@pytest.mark.wide
 def test_two_runs_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log"
     process = begin(200, "zram", "kernel", 2, log)

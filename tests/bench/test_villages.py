@@ -120,6 +120,7 @@ async def test_a_hive_after_another_of_the_same_run_has_no_agents_yet(ground: Vi
             assert len(made.targets) == 1
 
 
+@pytest.mark.wide
 async def test_in_a_box_of_v2_each_process_of_hive_its_template_and_its_agents_is_inside(
     unified: VillageGround,
 ) -> None:

@@ -183,6 +183,7 @@ def test_however_it_came_it_is_the_same_body(size: int) -> None:
     run(scenario)
 
 
+@pytest.mark.wide
 def test_forty_at_once_each_get_their_own() -> None:
     async def scenario(readers: DeepReaders) -> None:
         results = Results(readers)

@@ -96,6 +96,7 @@ def test_what_to_switch_to_has_to_be_named(hive: Hive) -> None:
     assert hive("backend", "switch", "vllm", "--cancel").code == 2
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_the_waiting_and_says_that_the_switch_goes_on(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt

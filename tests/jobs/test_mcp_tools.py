@@ -103,6 +103,7 @@ async def test_results_are_text_and_what_is_none_is_named() -> None:
     assert found[4] == ""
 
 
+@pytest.mark.wide
 async def test_several_servers_have_prefixes_and_the_tools_that_were_chosen() -> None:
     one, two = server(*MCP, names=["add", "say"], prefix="a_"), server(*MCP, prefix="b_", names=["say"])
     async with opened(one, two) as tools:

@@ -101,6 +101,7 @@ def test_people_see_what_is_left(hive: Stack) -> None:
     assert [line.rpartition(" ")[2] for line in lines] == [f"{LIMIT}.0"]
 
 
+@pytest.mark.wide
 def test_limits_that_change_in_hive_conf_hold_after_a_reload() -> None:
     """The daemon had read them at its start only: `hive usage --budgets`, metrics and events had the old ones."""
     with stack(config="[tenant acme]\ntokens_per_day = 100000\n") as box:

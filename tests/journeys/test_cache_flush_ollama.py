@@ -115,6 +115,7 @@ def test_beside_requests_the_model_is_unloaded_once_and_none_of_them_fails(
     assert after == unloaded + 1
 
 
+@pytest.mark.wide
 def test_the_demo_backend_keeps_nothing_that_could_be_flushed(tmp_path: Path) -> None:
     with stack() as hive:
         with pytest.raises(NotSupported):

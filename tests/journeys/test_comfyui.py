@@ -95,6 +95,7 @@ def test_images_are_counted_as_images(hive: Stack) -> None:
     assert (totals()["images"], totals()["pixel_steps"]) == (2, 2 * 64 * 32)
 
 
+@pytest.mark.wide
 def test_what_comfyui_never_began_costs_no_image(hive: Stack, box: ComfyBox) -> None:
     """Each 502 of a ComfyUI that was away was charged as an image of 25 steps: an agent that asks again and again had
     no budget left when it was back."""

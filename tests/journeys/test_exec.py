@@ -446,6 +446,7 @@ def test_without_an_upgrade_it_is_a_bad_request(hive: Stack) -> None:
 # --- the policy -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_program_that_the_policy_does_not_name_is_refused(tmp_path: Path) -> None:
     policy = tmp_path / "sandbox.toml"
     policy.write_text('programs = ["/bin/sleep", "/usr/bin/sleep", "/usr/bin/coreutils"]\n[networks]\nhost = true\n')

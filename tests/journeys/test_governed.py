@@ -294,6 +294,7 @@ def test_what_no_signer_may_be_asked_is_refused_before_it_is_written(signers: Si
     assert signers.run("op", "show", "none.op", online=False).code == 3
 
 
+@pytest.mark.wide
 def test_rules_that_are_broken_are_told_with_their_line_and_open_nothing(signers: Signers) -> None:
     good = signers.rules.read_text()
     try:

@@ -148,6 +148,7 @@ def test_an_agents_own_tool_is_called_and_its_job_prints_the_answer(box: Box) ->
     assert (found["answer"], found["turns"][0]["results"][0]["result"]) == ("done", '{"n": 7}')
 
 
+@pytest.mark.wide
 def test_a_job_whose_server_does_not_let_go_of_it_is_cancelled_and_no_other_job_is(box: Box) -> None:
     port = free_port()
     (box.programs / "stuck_server.py").write_bytes((JOBS / "stuck_server.py").read_bytes())

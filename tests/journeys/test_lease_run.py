@@ -326,6 +326,7 @@ def test_kill_9_of_the_holder_frees_its_memory(hive: Stack) -> None:
         assert ran(hive, "true", options=("--wait", "60s")).returncode == 0
 
 
+@pytest.mark.wide
 def test_a_hive_that_ends_leaves_the_program_alone_and_the_next_one_knows_it(hive: Stack) -> None:
     with running(hive, "sleep", "1000") as first:
         held = one(hive, "running")

@@ -151,6 +151,7 @@ def test_what_it_does_not_answer_is_told_without_where_it_is(hive: Stack, agent:
         hive.client().delete("/api/agents/mute")
 
 
+@pytest.mark.wide
 def test_as_it_is_shown_its_networks_are_named(hive: Stack) -> None:
     hive.post("/api/agents", {"name": "shown", "command": ["/bin/sleep", "1000"], "egress": SOME})
     try:

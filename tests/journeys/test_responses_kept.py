@@ -70,6 +70,7 @@ def _asks(client: openai.OpenAI, backend: Backend, text: str, **more: Any) -> An
     return client.responses.create(model=backend.model, input=text, max_output_tokens=12, temperature=0, **more)
 
 
+@pytest.mark.wide
 def test_three_turns_are_one_conversation(backend: Backend, door: Door) -> None:
     """The model is given the same as where the client sends everything itself."""
     with door.openai() as client:

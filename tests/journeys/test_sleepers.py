@@ -78,6 +78,7 @@ def test_bench_sleep_says_whom_it_could_not_measure(hive: Stack) -> None:
     assert hive.get("/api/agents/deaf")["status"] == "running"
 
 
+@pytest.mark.wide
 @pytest.mark.root
 def test_bench_sleep_measures_what_deep_sleep_gains_and_leaves_the_agent_as_it_was(hive: Stack) -> None:
     """Half of its 60 MiB is noise, so k lies about 0.5, and light sleep gains nothing."""

@@ -139,6 +139,7 @@ def test_a_setting_changes_while_hive_runs_and_outlives_daemon_and_proxy(hive: S
         hive.put_config({"proxy.backend_concurrency": 1, "sleep.deep_after_s": None})
 
 
+@pytest.mark.wide
 def test_of_several_changes_a_wrong_one_keeps_all_from_happening(hive: Stack) -> None:
     before = hive.get("/api/config")
     with pytest.raises(BadRequest) as caught:

@@ -234,6 +234,7 @@ def test_by_its_kind_and_back_to_the_demo(on_demo: Stack, standin: Standin) -> N
     assert (listed["llama"]["in_use"], listed["demo"]["in_use"], listed["demo"]["answers"]) == (True, False, True)
 
 
+@pytest.mark.wide
 def test_the_choice_outlives_the_daemon_and_not_the_hive(on_demo: Stack, standin: Standin) -> None:
     demo = in_use(on_demo)
     assert switch(on_demo, standin.url).returncode == 0

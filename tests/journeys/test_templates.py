@@ -348,6 +348,7 @@ def test_a_changed_script_is_told_as_stale_until_the_template_is_restarted(hive:
     command(hive, "agent", "remove", "lea", "max", "--yes")
 
 
+@pytest.mark.wide
 def test_where_a_script_does_not_come_to_ready_or_is_another_agents_are_ordinary_programs(hive: Stack) -> None:
     early = str(script_of(hive, "early"))
     create(hive, "ned", "--template", "early", "--env", "OWN=1", "--", early)

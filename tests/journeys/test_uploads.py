@@ -111,6 +111,7 @@ def test_what_is_refused_is_refused_in_words(hive: Stack, tmp_path: Path) -> Non
     assert (status, '"mask" is a file' in told["error"]["message"]) == (400, True)
 
 
+@pytest.mark.wide
 def test_a_proxy_that_is_killed_leaves_nothing_of_a_file(hive: Stack, tmp_path: Path) -> None:
     clip = tmp_path / "clip.wav"
     clip.write_bytes(os.urandom(20 << 20))

@@ -269,6 +269,7 @@ async def test_an_agent_that_is_removed_in_mid_job_is_gone_for_its_tools(tools: 
     assert "may not" in said[-1], said
 
 
+@pytest.mark.wide
 async def test_a_job_that_is_cancelled_leaves_nothing_inside_agents(tools: ToolBox) -> None:
     job = await tools.begin("call hang={} | data 1", mcp(*MCP), mcp(*RUDE, "stays", prefix="r_"))
     await until(lambda: tools.box.life("scribe").held == 2)

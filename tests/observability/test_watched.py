@@ -196,6 +196,7 @@ def test_a_killed_backend_is_told_and_its_alert_begins(watched: Watched) -> None
     assert {rule["health"] for rule in told.values()} == {"ok"}, [rule for rule in told.values() if rule["lastError"]]
 
 
+@pytest.mark.wide
 def test_where_the_daemon_is_gone_prometheus_itself_says_so(watched: Watched) -> None:
     watched.hive.stop()
     watched.server.until(lambda: watched.server.ask('up{job="hive"} == 0'), "it is seen")

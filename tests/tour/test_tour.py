@@ -66,6 +66,7 @@ def test_whoever_is_called_wakes_with_its_memory_whole(told: Any) -> None:
     assert [row["turn"] for row in rows] == [3, 3, 3]
 
 
+@pytest.mark.wide
 @pytest.mark.root
 def test_on_a_host_with_swap_one_gives_its_memory_back_and_has_it_again(passable: Path) -> None:
     with zram_swap(256):

@@ -87,6 +87,7 @@ def test_q_before_the_first_step_is_an_orderly_end(passable: Path) -> None:
         tour.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("killed", ["the tour", "the tour and its Hive"])
 def test_what_a_killed_tour_left_the_next_one_removes(killed: str, passable: Path) -> None:
     tour = TourTerminal(passable)

@@ -54,6 +54,7 @@ def shell(name: str, script: str, reaper: Reaper, heard: Heard, *inherit: int) -
     return Child(name, lambda: [SHELL, "-c", script], reaper=reaper, say=heard.say, inherit=inherit)
 
 
+@pytest.mark.wide
 async def test_what_a_child_writes_to_both_streams_is_heard_line_by_line(reaper: Reaper, heard: Heard) -> None:
     child = shell("one", "echo out; echo err >&2; printf 'no newline'; exec sleep 60", reaper, heard)
     child.start()
