@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hive.adapters.keys import EcSecretKey
+from hive.cli.entry import SERVICES
 from hive.cli.lazy import CommandTable, LazyCommand, is_argument, load
-from hive.cli.main import HIVE, SERVICES, main
+from hive.cli.main import HIVE, main
 from hive.governance.envelope import TokenEnvelope
 from hive.governance.keys import new_secret_pem
 from hive.governance.operation import Operation
