@@ -51,6 +51,7 @@ def test_the_tutorial_is_true_from_its_first_command_to_its_last() -> None:
         somebody.follow(text_of("tutorial.md"))
 
 
+@pytest.mark.wide
 @needs_curl
 @pytest.mark.redis
 @pytest.mark.timeout(600)

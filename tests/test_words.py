@@ -96,6 +96,7 @@ def test_docstrings_open_with_a_verb_or_a_noun(room: str) -> None:
     _hold_openings_of(trees)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("folder", ["benchmarks", "tests"])
 def test_docstrings_of_tests_do_so_too(folder: str) -> None:
     _hold_openings_of({path: ast.parse(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))})

@@ -75,6 +75,7 @@ async def ask(api: TcpApi, row: RouteRow, token: str | None) -> int:
     return answered.status
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
 async def test_a_row_is_for_its_role_and_those_above(entry: Entry, live: Box, row: RouteRow) -> None:
     for why, token in entry.tokens.items():

@@ -25,6 +25,7 @@ async def cached(server: LlamaServer, slot: int = 0) -> int:
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+@pytest.mark.wide
 @pytest.mark.llama
 @pytest.mark.parametrize("as_router", [False, True], ids=["one model", "router"])
 async def test_a_slot_is_told_and_erased(tmp_path: Path, as_router: bool) -> None:

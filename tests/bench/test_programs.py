@@ -61,6 +61,7 @@ def asked(port: int, method: str, path: str) -> dict[str, object]:
     return body
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_turn_is_a_tool_call_its_result_and_an_answer(kind: str, stub_port: int, tmp_path: Path) -> None:
     port = free_port()
@@ -107,6 +108,7 @@ def test_a_python_that_is_not_there_is_refused_in_words() -> None:
         choose_program("own", Path("/nowhere/python3"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [kind for kind, program in PROGRAMS.items() if program.stops])
 def test_a_program_that_stops_is_ready_after_turns_against_its_own_stand_in(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def result_of(process: subprocess.Popen[bytes], log: Path) -> Any:
     return json.loads(log.read_text().splitlines()[-1])
 
 
+@pytest.mark.wide
 def test_the_kernel_alone_holds_some_agents_and_the_run_says_how_many(tmp_path: Path) -> None:
     log = tmp_path / "log"
     found = result_of(begin(200, "zram", "kernel", 3, log), log)
@@ -83,6 +84,7 @@ def test_each_way_has_its_first_step_however_long_those_before_it_took(tmp_path:
     assert [way["skipped"] for way in found["ways"]] == ["", ""]
 
 
+@pytest.mark.wide
 def test_hive_and_its_agents_are_in_the_box_together(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = begin(400, "zram", "hive", 3, log)

@@ -109,6 +109,7 @@ def test_an_agent_takes_turns_and_keeps_its_state(name: str, dialect: Dialect, d
     assert rss_mb > DEMO_AGENTS[name].heap_mb
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_without_callers_is_quiet(name: str, demo: Program, tmp_path: Path) -> None:
     """Less than 2 % of a core counts as idle, which is two ticks of 10 ms in a second."""
@@ -217,6 +218,7 @@ def spoil_a_sample(watcher: Watcher) -> None:
     watcher._series[202][0] += 1e-9
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("character", "spoil"),
     [(Scribe, spoil_a_note), (Librarian, spoil_a_card), (Librarian, lose_a_book), (Watcher, spoil_a_sample)],

@@ -91,6 +91,7 @@ def test_each_event_comes_once_in_its_day(hive: Stack) -> None:
     assert told("budget.soft") == told("budget.spent") == [("acme", "tokens_per_day")]
 
 
+@pytest.mark.wide
 def test_people_see_what_is_left(hive: Stack) -> None:
     command = [sys.executable, "-m", "hive", "usage", "--budgets", "--state-dir", str(hive.state)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

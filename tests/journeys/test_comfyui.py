@@ -84,6 +84,7 @@ def test_an_agent_asks_a_workflow_for_images(hive: Stack, box: ComfyBox) -> None
     assert (slot["state"], slot["category"], slot["backend"]) == ("ready", "image", "comfyui")
 
 
+@pytest.mark.wide
 def test_images_are_counted_as_images(hive: Stack) -> None:
     with client_of(hive) as client:
         client.images.generate(model="comfy/plain", prompt="a bee", n=2, extra_body={"steps": 1})
@@ -129,6 +130,7 @@ def test_a_client_that_leaves_has_its_prompt_ended_and_the_place_kept_until_then
     assert box.at_comfy("/history") == {}
 
 
+@pytest.mark.wide
 def test_a_comfyui_that_is_killed_in_the_middle_is_told_and_served_from_again(hive: Stack, box: ComfyBox) -> None:
     with client_of(hive) as client:
         client.images.generate(model="comfy/plain", prompt="a bee", extra_body={"steps": 1})

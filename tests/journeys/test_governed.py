@@ -274,6 +274,7 @@ def test_an_operation_holds_from_its_time_on(signers: Signers, at: int, code: st
     assert json.loads(came.err)["code"] == code
 
 
+@pytest.mark.wide
 def test_what_no_signer_may_be_asked_is_refused_before_it_is_written(signers: Signers) -> None:
     for words, said in (
         (("model-lod", "modelId=x"), "did you mean `model-load`?"),

@@ -147,6 +147,7 @@ def test_a_model_that_somebody_loads_past_hive_is_booked_and_kept(hive: Stack, s
     assert running(server) == {}
 
 
+@pytest.mark.wide
 def test_an_ollama_that_is_killed_is_waited_for_and_serves_again(server: Program) -> None:
     port = server.address.rpartition(":")[2]
     with stack(url=server.url, config=config(port)) as hive:
@@ -172,6 +173,7 @@ def test_an_ollama_that_is_killed_is_waited_for_and_serves_again(server: Program
         client._client.close()
 
 
+@pytest.mark.wide
 def test_the_next_daemon_takes_over_what_is_loaded(hive: Stack, server: Program, client: ollama.Client) -> None:
     client.chat(model="alpha", messages=MESSAGES)
     hive.restart("daemon")

@@ -72,6 +72,7 @@ def test_beside_another_tenants_nothing_is_read_ahead_where_nothing_is_kept(hive
     hive.client().delete("/api/agents/eve")
 
 
+@pytest.mark.wide
 def test_a_server_that_began_anew_reads_it_again_and_one_that_is_down_keeps_nobody_from_starting(
     llama: LlamaServer, hive: Stack
 ) -> None:

@@ -137,6 +137,7 @@ def pause_again(hive: Stack) -> None:
     until(lambda: hive.post("/api/agents/alice/pause")["status"] == "paused", within_s=20, what="it sleeps")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("egress", [pytest.param(NOWHERE, id="nowhere")])
 def test_what_it_does_not_answer_is_told_without_where_it_is(hive: Stack, agent: str, egress: list[str]) -> None:
     """The way there is the helper's: nothing a caller could use."""

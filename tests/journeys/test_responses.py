@@ -231,6 +231,7 @@ PYTHON_CLIENTS = ["openai-agents", "pydantic-ai"]
 NODE_CLIENTS = ["openai", "@ai-sdk/openai"]
 
 
+@pytest.mark.wide
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", PYTHON_CLIENTS + NODE_CLIENTS)
 def test_a_client_that_speaks_it_by_default_runs_its_loop(backend: Backend, door: Door, name: str) -> None:

@@ -293,6 +293,7 @@ def callers(hive: Appliance, agent: str) -> list[Caller]:
     return [*found, visitor]
 
 
+@pytest.mark.wide
 @pytest.mark.redis
 @pytest.mark.timeout(180)
 def test_the_proxy_restarts_under_load_and_nobody_is_refused() -> None:

@@ -70,6 +70,7 @@ def test_a_schedule_wakes_a_sleeper(hive: Stack) -> None:
     until(lambda: hive.get("/api/agents/heavy")["next_wake_at"] is None, within_s=10, what="the schedule is over")
 
 
+@pytest.mark.wide
 def test_bench_sleep_says_whom_it_could_not_measure(hive: Stack) -> None:
     """An agent that says it listens, and does not: ingress answers in its place."""
     hive.create("deaf", "idler.py", port=1)

@@ -122,6 +122,7 @@ def places(hive: Stack) -> Any:
     return hive.get("/api/queue")["slots"]
 
 
+@pytest.mark.wide
 def test_a_setting_changes_while_hive_runs_and_outlives_daemon_and_proxy(hive: Stack) -> None:
     try:
         hive.put_config({"proxy.backend_concurrency": 3, "sleep.deep_after_s": "12"})

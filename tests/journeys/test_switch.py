@@ -136,6 +136,7 @@ def ended_job(hive: Stack) -> dict[str, Any]:
     return ended
 
 
+@pytest.mark.wide
 @pytest.mark.llama
 def test_a_stream_finishes_over_the_switch_and_what_is_asked_meanwhile_is_answered_by_the_new_one(
     tmp_path: Path,
@@ -260,6 +261,7 @@ def test_a_daemon_killed_while_the_new_one_is_looked_at_finishes_the_switch(on_d
         assert ended_job(hive)["state"] == "done"
 
 
+@pytest.mark.wide
 @pytest.mark.llama
 def test_a_daemon_killed_while_requests_finish_goes_on_and_no_request_fails(tmp_path: Path) -> None:
     """The next daemon looks at the new server before it closes the gate again: a request that meets the proxy between

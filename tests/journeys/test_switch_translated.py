@@ -98,6 +98,7 @@ def talks(hive: Stack) -> Iterator[list[Talk]]:
         talk.close()
 
 
+@pytest.mark.wide
 def test_the_next_turn_of_a_conversation_is_answered_by_the_new_backend_and_back(
     hive: Stack, server: LlamaServer, talks: list[Talk]
 ) -> None:

@@ -334,6 +334,7 @@ def test_agents_go_on_from_hive_ready_each_as_itself(hive: Stack) -> None:
     command(hive, "agent", "remove", "jon", "kim", "--yes")
 
 
+@pytest.mark.wide
 def test_a_changed_script_is_told_as_stale_until_the_template_is_restarted(hive: Stack) -> None:
     script = script_of(hive, "rd")
     create(hive, "lea", "--template", "rd", "--", str(script))

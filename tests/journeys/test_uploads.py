@@ -67,6 +67,7 @@ def curl(hive: Stack, *words: str) -> tuple[int, Any]:
     return int(status), json.loads(body)
 
 
+@pytest.mark.wide
 def test_clients_as_they_are_send_their_files(hive: Stack, tmp_path: Path) -> None:
     """curl sends the file before the model's name, and asks before it sends a long one; openai-python the name first.
     The first request finds the model not loaded."""

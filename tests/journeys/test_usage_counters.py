@@ -221,6 +221,7 @@ def test_requests_that_ended_cost_what_the_server_counted(
     assert (now["requests"] - total_before["requests"], now["cut"]) == (REQUESTS, total_before["cut"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("events", [20, 150])
 @pytest.mark.parametrize(
     ("endpoint", "body"),

@@ -279,6 +279,7 @@ async def test_a_job_that_is_cancelled_leaves_nothing_inside_agents(tools: ToolB
     assert not marked(tools.box)
 
 
+@pytest.mark.wide
 async def test_a_process_of_jobs_that_is_killed_leaves_nothing_inside_agents(tools: ToolBox) -> None:
     job = await tools.begin("call hang={} | data 1", mcp(*MCP))
     await until(lambda: tools.turns(job) >= 1)
@@ -298,6 +299,7 @@ async def test_the_daemon_runs_nothing_that_the_order_does_not_name(tools: ToolB
     assert tools.box.life("scribe").held == 1
 
 
+@pytest.mark.wide
 @pytest.mark.llama
 async def test_a_real_model_calls_a_real_mcp_server(box: Box, tmp_path: Path) -> None:
     """Its weights are random and its calls are chance, in the form that a schema gives them."""

@@ -183,6 +183,7 @@ def test_a_proxy_that_stands_still_is_no_failed_scrape(watched: Watched) -> None
     assert [value for _, value in watched.server.ask('min_over_time(up{job="hive"}[10m])')] == [1.0]
 
 
+@pytest.mark.wide
 def test_a_killed_backend_is_told_and_its_alert_begins(watched: Watched) -> None:
     watched.backend.process.kill()
 

@@ -103,6 +103,7 @@ def test_a_head_that_leads_before_the_file_is_invalid_audio(served: WhisperRunne
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_audio")
 
 
+@pytest.mark.wide
 def test_a_model_that_is_taken_away_serves_on(tmp_path: Path) -> None:
     """Its weights are in memory. Its row at /v1/models was a 500: each question counted its files anew."""
     copy = tmp_path / "model"

@@ -72,6 +72,7 @@ async def kept_alive(paths: Paths, freezer: str, first: LeaseHelper) -> None:
         helper = LeaseHelper(paths, freezer)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_lease_lives_through_a_helper_killed_at_this_step(paths: Paths, freezer: str, step: str) -> None:
     first = LeaseHelper(paths, freezer, die=step)

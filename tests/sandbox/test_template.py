@@ -420,6 +420,7 @@ LIES_OF_ROOT = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("lie", [*LIES, *(pytest.param(lie, marks=pytest.mark.root) for lie in LIES_OF_ROOT)])
 async def test_a_template_that_lies_is_not_believed_and_the_agent_is_a_program(
     processes: ProcessRuntime, paths: Paths, freezer: str, lie: str, monkeypatch: pytest.MonkeyPatch

@@ -242,6 +242,7 @@ FAULTS = {
 RAN = "import sys; print('ran', sys.argv[1:], flush=True)"
 
 
+@pytest.mark.wide
 @pytest.mark.cgroup
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_script_that_cannot_stop_at_ready_fails_the_template_and_its_agents_are_programs(

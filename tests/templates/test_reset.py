@@ -37,6 +37,7 @@ async def test_a_child_finds_the_same_as_a_program(
     assert await compared(processes, spec) == ""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "code",
     [

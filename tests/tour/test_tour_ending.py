@@ -15,7 +15,8 @@ from tests.tour.running import RunningTour, TourTerminal, UnreadTour, nothing_le
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("point", ["while its Hive comes up", "while agents start", "while agents sleep"])
+@pytest.mark.breadth(3)
+@pytest.mark.parametrize("point", ["while agents sleep", "while its Hive comes up", "while agents start"])
 def test_ctrl_c_leaves_nothing(point: str, passable: Path) -> None:
     tour = TourTerminal(passable)
     try:

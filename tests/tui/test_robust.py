@@ -266,6 +266,7 @@ async def test_a_database_that_is_locked_beside_a_daemon_that_is_down_is_said_an
 # --- much, odd times and small screens -------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 async def test_ten_thousand_agents_are_looked_at_sorted_and_filtered(short_path: Path) -> None:
     box = Box(short_path)
     for path in (box.paths.state, box.paths.runtime):

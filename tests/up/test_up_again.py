@@ -57,6 +57,7 @@ def run_again(hive: HiveUp, beside: Mapping[str, str] = MappingProxyType({})) ->
     return views
 
 
+@pytest.mark.wide
 def test_what_hive_stopped_when_it_ended_runs_again_and_what_ended_by_itself_stays_as_it_is(hive: HiveUp) -> None:
     """After Ctrl-C and another `hive up` every agent with the default policy stayed stopped.
 
