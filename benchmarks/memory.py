@@ -29,7 +29,7 @@ from journeys.stack import PROCESSES, Stack
 from hive.sandbox.log_pipes import reading
 from hive.settings.table import Paths
 
-PROMISED_MIB = 110.0
+PROMISED_MIB = 98.0
 """Of daemon, proxy, helper and Redis together; 90 was asked for."""
 PROGRAMS = {
     "up": "hive.cli.main hive.up.up",
