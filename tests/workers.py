@@ -45,7 +45,7 @@ ENGINES = ("engines", "vllm", "diffusers", "docker")
 IS_MARKED = re.compile(r"\bmark\.(\w+)")
 CHOOSING = ("-m", "-k", "-x", "-s", "--exitfirst", "--maxfail", "--lf", "--last-failed", "--sw", "--stepwise")
 """Words of a command line that say: a few tests, and I am looking at them."""
-QUICK_BELOW_S = 1.9
+QUICK_BELOW_S = 1.8
 """Seconds that a file takes at most that `--quick` runs: most tests a second come from those."""
 QUICK_ROOMS = ("agents", "dialects", "models", "store", "wire")
 """A file of these that was not measured yet is quick: what decides, and what starts nothing dear."""
