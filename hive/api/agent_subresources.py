@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)
-OWN = Flag("own", "Without what systemd says of its unit; not with `follow`.")
+OWN = Flag("own", "1: without what systemd says of its unit.")
 PERIOD = Span("period", "How far back.", default="24h")
 LIMIT = Number("limit", "So many of the last requests.", default=100, most=10_000)
 
@@ -229,8 +229,9 @@ class AgentSubresourceApi:
     async def logs(self, request: Request) -> Response:
         agent, count = self._life(request).agent, TAIL.of(request)
         output = self._services.runtimes.output_of(agent, self._services.paths)
+        output = output._replace(only_its_own=OWN.of(request))
         if not FOLLOW.of(request):
-            return as_text(await tail(output, count, only_its_own=OWN.of(request)))
+            return as_text(await tail(output, count))
         await tail(output, 0)  # what is wrong with it is told before the answer has begun
         return StreamingResponse(follow(output, count, self._stopping), media_type="text/plain; charset=utf-8")
 

@@ -21,19 +21,18 @@ POLL_S = 0.2
 
 
 class Output(NamedTuple):
-    """The place of an agent's output. `unit`: in the journal, of this unit; empty where it is in the file `path`."""
+    """The place of an agent's output. `unit`: in the journal, of this unit; empty where it is in the file `path`.
+    `only_its_own`: without what systemd says of the unit."""
 
     path: Path
     unit: str = ""
+    only_its_own: bool = False
 
 
-async def tail(output: Output, count: int, *, only_its_own: bool = False) -> bytes:
-    """The last `count` lines. `only_its_own`: without what systemd says of its unit.
-
-    Raises OSError, and for the journal NotPermitted, DependencyDown, TimedOut.
-    """
+async def tail(output: Output, count: int) -> bytes:
+    """The last `count` lines. Raises OSError, and for the journal NotPermitted, DependencyDown, TimedOut."""
     if output.unit:
-        return (await systemd.read_journal(output.unit, lines=count, only_its_own=only_its_own)).encode()
+        return (await systemd.read_journal(output.unit, lines=count, only_its_own=output.only_its_own)).encode()
     text, _ = await asyncio.to_thread(last_lines, output.path, count)
     return text
 
@@ -41,7 +40,7 @@ async def tail(output: Output, count: int, *, only_its_own: bool = False) -> byt
 async def follow(output: Output, count: int, stopping: asyncio.Event) -> AsyncIterator[bytes]:
     """The last `count` lines, then what is added, until `stopping` is set. `tail` tells beforehand what is wrong."""
     pieces = (
-        follow_journal(output.unit, lines=count, stopping=stopping)
+        follow_journal(output.unit, lines=count, only_its_own=output.only_its_own, stopping=stopping)
         if output.unit
         else _follow_file(output.path, count, stopping)
     )

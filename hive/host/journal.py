@@ -15,9 +15,15 @@ POLL_S = 0.2
 PIECE_BYTES = 64 * 1024
 
 
-def follow_journal(unit: str, *, lines: int, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
-    """The last `lines` of what `unit` wrote, over all its starts, then what it writes. See `follow_output`."""
-    return follow_output(journal_command(unit, lines=lines, follow=True), stopping=stopping)
+def follow_journal(
+    unit: str, *, lines: int, stopping: asyncio.Event, only_its_own: bool = False
+) -> AsyncGenerator[bytes]:
+    """The last `lines` of what `unit` wrote, over all its starts, then what it writes. See `follow_output`.
+
+    `only_its_own`: without what systemd says of it.
+    """
+    command = journal_command(unit, lines=lines, follow=True, only_its_own=only_its_own)
+    return follow_output(command, stopping=stopping)
 
 
 async def follow_output(command: Sequence[str], *, stopping: asyncio.Event) -> AsyncGenerator[bytes]:

@@ -531,7 +531,6 @@ def main(
 
     `load` reads the configuration again, checked, on SIGHUP; it raises ConfigError where that is wrong.
     """
-    gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # requests leave no cycles: the default spent 5 % of the CPU looking for some
     raise_descriptor_limit()
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

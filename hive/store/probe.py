@@ -8,6 +8,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import hiredis
 
 LINE_MAX = 65536
 
@@ -24,7 +27,8 @@ def ask(path: Path, *commands: Sequence[str], within_s: float = 1.0) -> list[str
         answers = []
         received = b""
         for command in commands:
-            sock.sendall(encode(command))
+            words: tuple[Any, ...] = tuple(command)
+            sock.sendall(hiredis.pack_command(words))
             while b"\r\n" not in received:
                 piece = sock.recv(4096)
                 if not piece or len(received) > LINE_MAX:
@@ -33,13 +37,3 @@ def ask(path: Path, *commands: Sequence[str], within_s: float = 1.0) -> list[str
             line, received = received.split(b"\r\n", 1)
             answers.append(line.decode(errors="replace"))
     return answers
-
-
-def encode(command: Sequence[str]) -> bytes:
-    r"""One command as an array of bulk strings.
-
-    >>> encode(["GET", "k"])
-    b'*2\r\n$3\r\nGET\r\n$1\r\nk\r\n'
-    """
-    words = [word.encode() for word in command]
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
