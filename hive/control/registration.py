@@ -76,6 +76,8 @@ class AgentRegistry:
         self._has_uids = isolation is not Isolation.NONE
         self._api = api
         self._uids = UidLook()
+        self._being_made: dict[str, asyncio.Event] = {}
+        """Name → set once its record is written, or cannot be."""
 
     def __repr__(self) -> str:
         return f"<AgentRegistry {len(self._roster)} agents>"
@@ -100,10 +102,11 @@ class AgentRegistry:
         """Recorded; a new agent is not started, one that lives goes on as it was started. One that lives elsewhere may
         ask from now on, as after `create`: there is nothing of it that Hive could start later.
 
-        With `dry_run` only the changes that would be made. Raises WrongState for another's cid or port, and for another
+        An agent of this name that is being made is waited for: two orders at once make it once. With `dry_run` only the
+        changes that would be made. Raises WrongState for another's cid or port, and for another
         template.
         """
-        life = self._roster.named(spec.name)
+        life = await self._settled(spec.name)
         before = None if life is None else life.agent.spec
         answer: Applied = {
             "agent": None,
@@ -182,10 +185,24 @@ class AgentRegistry:
         refuse_own(spec, own_ports(model=model, ingress=ingress, api=self._api.port, backend=backend))
         self._effects.agent_ports.refuse_recorded(spec)
 
+    async def _settled(self, name: str) -> AgentLifecycle | None:
+        """The agent of this name, once none of it is being made."""
+        while (made := self._being_made.get(name)) is not None:
+            await made.wait()
+        return self._roster.named(name)
+
     async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
-        """A new agent, `created`. Raises WrongState where its name is taken."""
-        if self._roster.named(spec.name) is not None:
+        """A new agent, `created`. Raises WrongState where its name is taken, also by one that is being made."""
+        if self._roster.named(spec.name) is not None or spec.name in self._being_made:
             raise agents_store.name_taken(spec.name)
+        made = self._being_made[spec.name] = asyncio.Event()
+        try:
+            return await self._recorded(spec, actor)
+        finally:
+            del self._being_made[spec.name]
+            made.set()
+
+    async def _recorded(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
         agent_id = self._new_id()
         seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
         now = time.time()

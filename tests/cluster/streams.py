@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -61,17 +62,30 @@ class Caller:
 
 
 async def ended(
-    caller: Caller, *, streams: int, at_once: int, words: int, losses: Callable[[], Awaitable[None]]
+    caller: Caller,
+    *,
+    streams: int,
+    at_once: int,
+    words: int,
+    losses: Callable[[], Awaitable[None]],
+    speaking: asyncio.Event | None = None,
 ) -> Counter[str]:
     """Counts the ends of so many streams, of which `at_once` run at a time; of more, for as long as `losses()` goes
-    on."""
+    on. Sets `speaking` once `at_once` of them have a word."""
     ends: Counter[str] = Counter()
+    begun = set[int]()
     losing = asyncio.ensure_future(losses())
     numbers = iter(range(10**9))
 
+    def note(number: int) -> None:
+        begun.add(number)
+        if speaking is not None and len(begun) == at_once:
+            speaking.set()
+
     async def one_after_another(client: httpx.AsyncClient) -> None:
         while sum(ends.values()) < streams or not losing.done():
-            end = await caller.stream(client, words, f"prompt {next(numbers)}")
+            number = next(numbers)
+            end = await caller.stream(client, words, f"prompt {number}", partial(note, number))
             ends[end] += 1
             if end == REFUSED:
                 await asyncio.sleep(0.2)

@@ -112,11 +112,14 @@ def test_the_salt_of_its_tenant_reaches_the_application(hive: Stack, whole: RayC
 def test_a_killed_replica_breaks_its_answers_honestly_and_is_replaced(hive: Stack, whole: RayCluster) -> None:
     before = whole.replica_ids()
 
+    speaking = asyncio.Event()
+
     async def loss() -> None:
-        await asyncio.sleep(1)
+        async with asyncio.timeout(60):
+            await speaking.wait()
         assert whole.kill_replica(whole.b)
 
-    ends = asyncio.run(ended(Caller(hive), streams=8, at_once=8, words=40, losses=loss))
+    ends = asyncio.run(ended(Caller(hive), streams=BOTH, at_once=BOTH, words=40, losses=loss, speaking=speaking))
     assert ends[LYING] == 0
     assert ends[BROKEN] >= 1
     wait_for(lambda: whole.replica_ids() != before, 60, "another replica")

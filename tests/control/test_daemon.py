@@ -171,6 +171,24 @@ async def test_a_dry_run_of_apply_says_what_would_change_and_changes_nothing(box
     assert (done["changes"], done["dry_run"]) == (plan["changes"], False)
 
 
+async def test_two_orders_at_once_make_an_agent_once(box: Box) -> None:
+    """Of two `apply` at once one was refused: `there is an agent named bob already`."""
+    await box.everything()
+    apply, spec = box.services.agents.apply, AgentSpec(name="bob", command=SLEEPER)
+    first, second = await asyncio.gather(
+        apply(spec, "uid:0"), apply(msgspec.structs.replace(spec, idle_s=9.0), "uid:0")
+    )
+    assert (first["created"], second["created"], second["changed"]) == (True, False, ["idle_s"])
+    assert first["agent"] is not None
+    assert second["agent"] is not None
+    assert first["agent"]["id"] == second["agent"]["id"]
+    ann = AgentSpec(name="ann", command=SLEEPER)
+    made, refused = await asyncio.gather(apply(ann, "uid:0"), box.create("ann"), return_exceptions=True)
+    assert not isinstance(made, BaseException)
+    assert str(refused) == "there is an agent named ann already"
+    assert len(await box.services.agent_views.all()) == 2
+
+
 async def test_an_idle_agent_falls_asleep_and_a_request_wakes_it(box: Box) -> None:
     await box.everything(SLEEPY)
     agent = (await box.create())["id"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hive.control import runtimes
+from hive.control.tail import Output
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
 from hive.link.helper import AskRuntimes, Runtimes
@@ -121,7 +122,7 @@ async def test_an_agents_output_is_where_its_runtime_says(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
     await until(lambda: box.services.runtimes.found)
-    assert box.output("bob") == (box.paths.log(agent), "")
+    assert box.output("bob") == Output(box.paths.log(agent))
     await box.stop_helper()
     box.helper = HelperServer(
         box.paths, {RuntimeKind.PROCESS: JournalRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)}

@@ -22,6 +22,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 ALL_CACHES = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci"))
 CACHE = ALL_CACHES / "systemd"
+ONLINE = CACHE / "online"
+"""Its lock is held by a machine that has this machine's network: the ports of the settings are one Hive's at a time."""
 ROOT = CACHE / "root"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 TOOLS = ("mmdebstrap", "systemd-nspawn")

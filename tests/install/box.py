@@ -97,8 +97,7 @@ class Box:
         out = self._place / "out"
         (out / "console.txt").unlink(missing_ok=True)
         job = JOB.format(inside=self._inside, stage=stage)
-        # Online its ports are the host's: another box may have none of them meanwhile.
-        alone = systemd_machine.one_at_a_time(systemd_machine.CACHE / "online") if online else contextlib.nullcontext()
+        alone = systemd_machine.one_at_a_time(systemd_machine.ONLINE) if online else contextlib.nullcontext()
         with alone:
             console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
         print(console)

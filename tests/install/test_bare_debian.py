@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from hive.install.step_list import STEPS
-from tests.host import package_sources
+from tests.host import package_sources, systemd_machine
 
 CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
@@ -87,7 +87,8 @@ def machine(image: Path) -> Iterator[Machine]:
     machine.run(f"useradd --create-home {USER}")
     machine.clone(f"/home/{USER}/my hive")
     machine.run(f"chown -R {USER}: /home/{USER}")
-    yield machine
+    with systemd_machine.one_at_a_time(systemd_machine.ONLINE):
+        yield machine
     shutil.rmtree(root)
 
 

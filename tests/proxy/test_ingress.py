@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import msgspec
@@ -133,8 +134,10 @@ async def test_an_open_caller_keeps_the_agent_awake(tmp_path: Path) -> None:
 
 async def test_an_agent_that_does_not_listen_yet_is_tried_again_then_502(tmp_path: Path) -> None:
     async with proxied(tmp_path, gate_wait_s=0.5) as (proxy, _):
-        agent = await agent_of(proxy)
-        await agent.stop()
+        agent, place = Backend(), socket.socket()
+        place.bind(("127.0.0.1", 0))  # keeps the port from others while nothing listens there
+        agent.address = f"127.0.0.1:{place.getsockname()[1]}"
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, address=agent.address))
         client = await Client.tcp(proxy.ingress_port)
         status, _, body = await client.ask(call(b"/agents/alice/"))
         assert status == 502
@@ -144,7 +147,7 @@ async def test_an_agent_that_does_not_listen_yet_is_tried_again_then_502(tmp_pat
         assert b'"code":"agent_unavailable"' in body
         client.writer.write(call(b"/agents/alice/"))
         await asyncio.sleep(0.15)
-        late = await asyncio.start_server(agent._serve, "127.0.0.1", int(agent.address.split(":")[1]))
+        late = await asyncio.start_server(agent._serve, sock=place)
         assert (await client.answer())[0] == 200
         client.close()
         late.close()
@@ -159,15 +162,14 @@ async def test_an_agent_that_ends_without_an_answer_is_called_an_agent(tmp_path:
 
     async with proxied(tmp_path) as (proxy, _):
         agent = await agent_of(proxy)
-        await agent.stop()
-        rude = await asyncio.start_server(leave, "127.0.0.1", int(agent.address.split(":")[1]))
+        agent.script = leave
         client = await Client.tcp(proxy.ingress_port)
         status, _, body = await client.ask(call(b"/agents/alice/"))
         assert status == 502
         assert b"the agent closed the connection without an answer" in body
         assert b"backend" not in body
         client.close()
-        rude.close()
+        await agent.stop()
 
 
 async def test_streams_pass_and_a_broken_one_is_no_clean_end(tmp_path: Path) -> None:
