@@ -217,26 +217,14 @@ def woken_at_once(machine: Machine) -> dict[str, Any]:
     """Asks again for what was refused, when that was said to be worth it."""
     hive, names = machine.hive, machine.names
     before, own, kills = machine.processes(), processes(hive), counted("oom_kill")
-    sentences: set[str] = set()
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.5):
-            sentences.update(view["sentence"] for view in hive.get("/api/agents")["agents"])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     first = all_at_once(names, machine.call)
     note(f"first answers {first}")
     answers = all_at_once(names, machine.answer_of)
-    over.set()
-    watcher.join()
     note(f"answers {answers}, {read_memory()}")
     return {
         "first": first,
         "answers": answers,
-        "sentences": [sentence for sentence in sentences if "waits for memory" in sentence],
-        "waited": re.findall(r"agent_waits_for_memory agent=(\S+)", hive.log),
+        "waited": dict(re.findall(r"agent_waits_for_memory agent=(\S+) need_mb=(\d+)", hive.log)),
         "same_agents": machine.processes() == before,
         "same_hive": processes(hive) == own,
         "oom_kills": counted("oom_kill") - kills,

@@ -145,9 +145,10 @@ def test_twenty_deep_sleepers_woken_at_once_are_answered_or_refused_and_nobody_d
 
 
 def test_most_of_them_waited_for_memory_and_hive_said_so(results: Told) -> None:
-    told = results["woken_at_once"]
-    assert len(set(told["waited"])) > guest.AGENTS // 2
-    assert any("is being woken, waits for memory: needs 3" in sentence for sentence in told["sentences"])
+    """In the log: how long one waits, and so whether a look meets it, depends on the machine."""
+    waited = results["woken_at_once"]["waited"]
+    assert len(waited) > guest.AGENTS // 2
+    assert all(int(need_mb) >= guest.HEAP_MIB for need_mb in waited.values())
 
 
 @pytest.mark.parametrize("process", ["sandbox", "daemon", "proxy"])
