@@ -566,7 +566,9 @@ def refuse_newer(schema: SchemaVersion, known: int = len(STEPS)) -> None:
 
 
 def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readable_from: int = READABLE_FROM) -> int:
-    """Takes the missing steps in one transaction each; returns how many were taken.
+    """Takes the missing steps; returns how many were taken.
+
+    In one transaction each; a new database has all of them in one, as each waits for the disk.
 
     Raises WrongState where a newer Hive wrote the file and changed what this one knows, sqlite3.Error as SQLite does.
     """
@@ -576,20 +578,26 @@ def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readabl
         log.warning(
             "database_newer steps=%d known=%d: what the newer Hive added is left alone", schema.taken, len(steps)
         )
-    for number, step in enumerate(steps[schema.taken :], schema.taken + 1):
+    missing = list(enumerate(steps[schema.taken :], schema.taken + 1))
+    for together in [missing] if schema.taken == 0 else [[one] for one in missing]:
         conn.execute("BEGIN IMMEDIATE")
         try:
-            # One by one: executescript() would commit before its first statement.
-            for statement in filter(str.strip, step.split(";")):
-                conn.execute(statement)
-            if number > readable_from:
-                conn.execute(_TAKEN)
-                conn.execute("INSERT INTO schema_steps VALUES (?, ?, ?)", (number, __version__, time.time()))
-            else:
-                conn.execute(f"PRAGMA user_version = {number}")
+            for number, step in together:
+                _take(conn, number, step, readable_from)
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
             raise
     return max(0, len(steps) - schema.taken)
+
+
+def _take(conn: sqlite3.Connection, number: int, step: str, readable_from: int) -> None:
+    # One by one: executescript() would commit before its first statement.
+    for statement in filter(str.strip, step.split(";")):
+        conn.execute(statement)
+    if number > readable_from:
+        conn.execute(_TAKEN)
+        conn.execute("INSERT INTO schema_steps VALUES (?, ?, ?)", (number, __version__, time.time()))
+    else:
+        conn.execute(f"PRAGMA user_version = {number}")

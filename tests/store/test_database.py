@@ -289,12 +289,17 @@ def test_a_directory_this_user_may_not_use_is_a_clear_error(short_path: Path, mo
 
 def test_a_step_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "m.db", isolation_level=None)
-    steps = ("CREATE TABLE a (x)", "CREATE TABLE b (x); CREATE TABLE a (x)")
+    steps = ("CREATE TABLE a (x)", "CREATE TABLE c (x)", "CREATE TABLE b (x); CREATE TABLE a (x)")
     with pytest.raises(sqlite3.OperationalError):
         migrations.migrate(conn, steps)
-    assert conn.execute("PRAGMA user_version").fetchone() == (1,)
-    assert conn.execute("SELECT name FROM sqlite_master").fetchall() == [("a",)]
-    assert migrations.migrate(conn, (steps[0], "CREATE TABLE b (x)")) == 1
+    assert conn.execute("PRAGMA user_version").fetchone() == (0,), "a new one has all steps or none"
+    assert conn.execute("SELECT name FROM sqlite_master").fetchall() == []
+    assert migrations.migrate(conn, steps[:1]) == 1
+    with pytest.raises(sqlite3.OperationalError):
+        migrations.migrate(conn, steps)
+    assert conn.execute("PRAGMA user_version").fetchone() == (2,)
+    assert conn.execute("SELECT name FROM sqlite_master").fetchall() == [("a",), ("c",)]
+    assert migrations.migrate(conn, (*steps[:2], "CREATE TABLE b (x)")) == 1
     conn.close()
 
 
