@@ -91,7 +91,8 @@ def commands(pids: set[int]) -> list[bytes]:
     return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
 
 
-@pytest.mark.parametrize("template", [pytest.param(False, marks=pytest.mark.wide), True])
+@pytest.mark.wide
+@pytest.mark.parametrize("template", [False, True])
 async def test_each_process_of_hive_and_of_its_agents_is_in_the_box_and_so_is_their_memory(
     ground: VillageGround, template: bool
 ) -> None:

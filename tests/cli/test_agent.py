@@ -217,6 +217,7 @@ def test_a_deep_pause_says_how_deep_it_is(hive: Hive) -> None:
     assert "paused (deep)" in hive("agent", "list").out
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -369,6 +370,7 @@ def many(hive: Hive) -> Hive:
     return hive
 
 
+@pytest.mark.wide
 def test_only_a_table_on_a_terminal_is_cut_and_it_says_so(many: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of a thousand ran past everybody who typed `hive ps`; what a script reads must never be less than all."""
     whole = many("ps")

@@ -36,6 +36,7 @@ def test_a_schedule_for_who_is_stopped_says_that_it_starts_nobody(hive: Hive) ->
     assert "; alice is stopped, and a schedule starts nobody" in hive("agent", "wake-at", "alice", "+1h").out
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -44,6 +44,7 @@ def test_the_table_is_for_people(mute: Hive) -> None:
     assert "k = 0.325" in said.out
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("found", ["running", "paused (light)", "paused (deep)"])
 def test_an_agent_is_left_as_it_was_found(mute: Hive, found: str) -> None:
     if found != "running":

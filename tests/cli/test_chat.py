@@ -128,6 +128,7 @@ def test_a_conversation_keeps_what_was_said(proxy: Proxy, hive: Hive, monkeypatc
     assert [message["content"] for message in proxy.asked[1][2]["messages"]] == ["one", "Hello", "two"]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("status", "lines", "code", "message"),
     [

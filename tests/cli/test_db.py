@@ -146,6 +146,7 @@ def test_the_statement_may_come_from_standard_input(hive: Hive) -> None:
     assert [ask(given).returncode for given in (b"", b"  \n", b"\xff", b"x" * 65537)] == [2, 2, 2, 2]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

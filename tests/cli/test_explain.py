@@ -126,6 +126,7 @@ FAILURES: dict[str, tuple[int, str, list[str]]] = {
 """Exit code, code and words of commands that fail."""
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("what", FAILURES)
 def test_what_fails_prints_a_code_that_is_explained(what: str, tmp_path: Path) -> None:
     exit_code, code, words = FAILURES[what]

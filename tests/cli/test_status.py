@@ -166,6 +166,7 @@ def test_the_runtime_directory_of_hive_up_is_tried_before_the_appliance(
     assert hive("status", "--json").json["socket"] == str(hive.socket)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("words", "schema"),
     [

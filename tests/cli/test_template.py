@@ -109,6 +109,7 @@ def test_where_the_helper_runs_none_that_is_said(described: Hive) -> None:
     assert "this helper runs no templates" in said.err
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

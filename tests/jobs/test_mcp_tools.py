@@ -132,6 +132,7 @@ async def test_a_server_without_a_list_that_is_one_cannot_be_used(how: str, word
     assert time.monotonic() - began_at < 60
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -202,6 +203,7 @@ async def test_calls_under_way_end_with_the_server_and_with_the_job() -> None:
     assert "is gone" in json.loads(await left)["error"]
 
 
+@pytest.mark.wide
 async def test_many_calls_that_lose_one_server_cost_one_start() -> None:
     """The late ones once closed what an early one's next call had opened."""
     async with opened(server(*MCP)) as tools:

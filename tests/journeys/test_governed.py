@@ -170,6 +170,7 @@ def test_a_token_that_was_used_is_not_good_again_after_kill_9(signers: Signers) 
     signers.ok("op", "submit", unused)
 
 
+@pytest.mark.wide
 def test_killed_in_the_middle_of_orders_no_token_is_used_without_its_job(signers: Signers) -> None:
     """Each token is either good still, or its job is in the table: never one without the other."""
     hive = signers.hive

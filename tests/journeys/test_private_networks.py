@@ -119,6 +119,7 @@ def test_it_asks_the_model_as_any_sdk_would_and_reaches_nothing_else_of_the_host
     until(lambda: hive.get("/api/agents/alice")["requests"] >= 1, within_s=10, what="it is metered as its own")
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("egress", KINDS)
 def test_after_a_kill_of_helper_or_proxy_it_is_called_as_before(hive: Stack, agent: str, egress: list[str]) -> None:
     pid = hive.get("/api/agents/alice")["pid"]

@@ -269,6 +269,7 @@ def test_a_removed_agents_responses_are_nowhere(backend: Backend) -> None:
     assert SECRET.encode() not in _on_disk(path)
 
 
+@pytest.mark.wide
 def test_paths_under_a_token_are_the_same(backend: Backend, door: Door) -> None:
     with door.openai() as client:
         kept = _asks(client, backend, "Hello")

@@ -195,6 +195,7 @@ def leave_after(door: Door, backend: Backend, endpoint: str, body: dict[str, Any
         assert len(list(itertools.islice(lines, events))) == events
 
 
+@pytest.mark.wide
 def test_requests_that_ended_cost_what_the_server_counted(
     hive: Stack, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

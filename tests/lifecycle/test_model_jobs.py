@@ -304,6 +304,7 @@ async def test_kill_9_of_the_process_of_jobs_fails_what_it_had_and_the_next_job_
     assert (await ended(box, await begun(box, **HI))).state is JobState.DONE
 
 
+@pytest.mark.wide
 async def test_a_process_of_jobs_that_hangs_is_ended_by_the_first_cancel(
     box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +402,7 @@ async def test_an_end_that_the_database_had_no_room_for_is_written_once_it_has(
     assert (await jobs.result(job.id))["status"] == "cancelled"
 
 
+@pytest.mark.wide
 async def test_an_end_that_was_written_only_to_the_output_is_the_end_after_a_start(
     box: Box, llama_server_on_socket: LlamaServer
 ) -> None:
@@ -430,6 +432,7 @@ async def test_a_proxy_that_is_killed_fails_what_was_being_answered_and_serves_t
     assert (await ended(box, waiting)).state is JobState.DONE
 
 
+@pytest.mark.wide
 async def test_output_over_its_limit_fails_the_job_and_keeps_what_there_was(
     box: Box, llama_server_on_socket: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +523,7 @@ def test_the_process_of_jobs_is_small() -> None:
     assert not {"typer", "mcp", "pydantic", "uvloop", "sqlite3", "starlette", "redis", "httpx"} & set(loaded)
 
 
+@pytest.mark.wide
 async def test_the_output_of_each_job_is_there_however_many_end_at_once(
     box: Box, llama_server_on_socket: LlamaServer
 ) -> None:

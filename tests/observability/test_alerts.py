@@ -215,6 +215,7 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() 
     assert all(case.fires and case.silent for case in CASES.values())
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("alert", CASES)
 def test_it_fires_where_it_should_and_is_silent_where_it_nearly_would(alert: str, tmp_path: Path) -> None:
     fires = [_case(alert, series) for series in CASES[alert].fires]

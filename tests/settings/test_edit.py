@@ -83,6 +83,7 @@ def test_what_has_no_section_is_no_name(text: str) -> None:
         name_of(text)
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("full", known_names())
 def test_every_setting_of_the_installers_file_can_be_set_in_its_place_and_unset_again(full: str) -> None:
     text, name = conf_file.text(), name_of(full)

@@ -399,6 +399,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("answered", [1, 2, 5, 44, 333])
 async def test_after_kill_9_and_a_damaged_database_all_is_there_that_was_said_and_nothing_that_was_taken_back(
     tmp_path: Path, answered: int

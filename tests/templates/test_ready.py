@@ -94,6 +94,7 @@ async def test_after_ready_an_agent_finds_the_same_as_a_program(
     assert await compared(processes, spec) == ""
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     "code",
     [

@@ -15,7 +15,7 @@ from tests.tour.running import RunningTour, TourTerminal, UnreadTour, nothing_le
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
 
-@pytest.mark.breadth(3)
+@pytest.mark.wide
 @pytest.mark.parametrize("point", ["while agents sleep", "while its Hive comes up", "while agents start"])
 def test_ctrl_c_leaves_nothing(point: str, passable: Path) -> None:
     tour = TourTerminal(passable)

@@ -149,6 +149,7 @@ def words(svg: str) -> list[str]:
     return ["".join(text for _, text in sorted(parts)).rstrip() for _, parts in sorted(lines.items())]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", EVERY)
 async def test_it_looks_as_it_is_meant_to(name: str, tmp_path: Path) -> None:
     found = await taken(EVERY[name])
