@@ -103,8 +103,7 @@ class AgentRegistry:
         ask from now on, as after `create`: there is nothing of it that Hive could start later.
 
         An agent of this name that is being made is waited for: two orders at once make it once. With `dry_run` only the
-        changes that would be made. Raises WrongState for another's cid or port, and for another
-        template.
+        changes that would be made. Raises WrongState for another's cid or port, and for another template.
         """
         life = await self._settled(spec.name)
         before = None if life is None else life.agent.spec
@@ -203,6 +202,7 @@ class AgentRegistry:
             made.set()
 
     async def _recorded(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
+        """Writes the record of a new agent, and makes it known to all of Hive."""
         agent_id = self._new_id()
         seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
         now = time.time()

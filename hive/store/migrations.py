@@ -568,7 +568,7 @@ def refuse_newer(schema: SchemaVersion, known: int = len(STEPS)) -> None:
 def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readable_from: int = READABLE_FROM) -> int:
     """Takes the missing steps; returns how many were taken.
 
-    In one transaction each; a new database has all of them in one, as each waits for the disk.
+    In one transaction each; a new database takes all of them in one, as each commit waits for the disk.
 
     Raises WrongState where a newer Hive wrote the file and changed what this one knows, sqlite3.Error as SQLite does.
     """
@@ -583,7 +583,7 @@ def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readabl
         conn.execute("BEGIN IMMEDIATE")
         try:
             for number, step in together:
-                _take(conn, number, step, readable_from)
+                _take_step(conn, number, step, readable_from)
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:
@@ -592,7 +592,8 @@ def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readabl
     return max(0, len(steps) - schema.taken)
 
 
-def _take(conn: sqlite3.Connection, number: int, step: str, readable_from: int) -> None:
+def _take_step(conn: sqlite3.Connection, number: int, step: str, readable_from: int) -> None:
+    """Takes one step and writes down that it was taken, in the transaction of the caller."""
     # One by one: executescript() would commit before its first statement.
     for statement in filter(str.strip, step.split(";")):
         conn.execute(statement)

@@ -307,7 +307,6 @@ async def test_what_was_accepted_and_not_recorded_is_posted_again_with_the_same_
     assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
 
 
-@pytest.mark.wide
 async def test_no_message_is_lost_however_often_the_daemon_is_killed(box: Box) -> None:
     """Ten messages, or five where HIVE_EXAMPLES is not `all`, kill -9 at another moment after each: every one arrives,
     in order but for repetitions."""

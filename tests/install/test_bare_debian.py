@@ -22,8 +22,7 @@ import pytest
 from hive.install.step_list import STEPS
 from tests.host import package_sources, systemd_machine
 
-CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
-SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+CACHE = systemd_machine.ALL_CACHES / "bare"
 USER = "ann"
 
 pytestmark = [pytest.mark.bare, pytest.mark.root, pytest.mark.timeout(900)]
@@ -66,13 +65,15 @@ def image() -> Path:
     """The tar of a minimal Debian 12, made once."""
     if os.getuid() != 0:
         pytest.skip("needs root")
-    if shutil.which("mmdebstrap") is None or not SOURCES.exists():
-        pytest.skip(f"needs mmdebstrap and {SOURCES}")
+    if shutil.which("mmdebstrap") is None or not systemd_machine.SOURCES.exists():
+        pytest.skip(f"needs mmdebstrap and {systemd_machine.SOURCES}")
     tar = CACHE / "bookworm.tar"
     if not tar.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         made = tar.with_suffix(".new.tar")
-        subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", made, SOURCES], check=True)
+        subprocess.run(
+            ["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", made, systemd_machine.SOURCES], check=True
+        )
         made.rename(tar)
     return tar
 
