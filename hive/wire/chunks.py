@@ -99,7 +99,7 @@ class ChunkDecoder:
         while at < length and (match := whole(data, at)) is not None:
             begin = match.end()
             end = begin + int(match[1], 16)
-            if not data.startswith(_CRLF, end):
+            if data[end : end + 2] != _CRLF:
                 break
             pieces.append(data[begin:end])
             at = end + 2

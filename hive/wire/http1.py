@@ -152,6 +152,8 @@ class KnownHead(Generic[Message]):
         if after is None:
             return at, None
         end = data.find(b"\r", at)
+        if end < 0:
+            return None
         digits = data[at:end]
         if not is_plain_number(digits) or not data.startswith(after, end):
             return None

@@ -179,6 +179,15 @@ def test_a_known_head_with_another_length_is_known_and_means_the_other_length() 
         parse(known_get, known_get.replace(b"Length: 0", b"Length: 1") + b"x")
 
 
+def test_a_known_head_that_comes_in_two_pieces_is_read_wherever_it_is_cut() -> None:
+    """Compiled, one that was cut right before the digits of its length ended in a SystemError."""
+    whole = HEAD + b"Content-Length: 2\r\nX: y\r\n\r\n{}"
+    for cut in range(1, len(whole)):
+        known, again = parse(whole, whole[:cut], whole[cut:])
+        assert (b"".join(known.body), b"".join(again.body)) == (b"{}", b"{}"), cut
+        assert again.field(b"content-length") == b"2", cut
+
+
 @pytest.mark.parametrize(
     "chunks",
     [
