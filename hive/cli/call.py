@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -90,8 +91,11 @@ def is_agreed(question: str, *, default: bool) -> bool:
     try:
         return typer.confirm(question, default=default, err=True)
     except typer.Abort as error:
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        if interrupted:  # which only the main thread meets; pressed again, it would cut the sentence that says so
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         err("")  # the cursor stands behind the question
-        if isinstance(error.__context__, KeyboardInterrupt):
+        if interrupted:
             raise NotConfirmed(interrupted=True) from None
         return False
 

@@ -24,9 +24,13 @@ def run() -> None:
     gc.disable()  # nothing of what is imported is garbage: looking for some took 5 ms; a command turns it on again
     if words and words[0] in SERVICES:
         sys.exit(_serve(words))
-    from hive.cli.main import main  # Typer and all that: 50 ms of CPU
+    try:
+        from hive.cli.main import main  # Typer and all that: 50 ms of CPU
 
-    _leave(main(words))
+        code = main(words)
+    except KeyboardInterrupt:  # before there was a command, or once more while it said how it ended
+        code = 130
+    _leave(code)
 
 
 def _serve(words: Sequence[str]) -> int:
