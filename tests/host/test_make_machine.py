@@ -56,7 +56,7 @@ def test_a_machine_made_of_debians_packages_boots_and_forwards_to_hive(machine: 
     job = machine / "job"
     job.write_text(JOB)
     give_job(machine / "root.ext4", job)
-    command = ["qemu-system-x86_64", "-M", "microvm,acpi=on,rtc=on", "-accel", "tcg", "-cpu", "max", "-m", "512"]
+    command = ["qemu-system-x86_64", "-M", "microvm,acpi=on,rtc=on", "-accel", "tcg", "-cpu", "qemu64", "-m", "512"]
     command += ["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"]
     command += ["-kernel", str(machine / "vmlinux"), "-initrd", str(machine / "initrd")]
     command += ["-append", f"{BOOT_ARGS} {CLOCK}"]

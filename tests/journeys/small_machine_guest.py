@@ -220,11 +220,13 @@ def woken_at_once(machine: Machine) -> dict[str, Any]:
     first = all_at_once(names, machine.call)
     note(f"first answers {first}")
     answers = all_at_once(names, machine.answer_of)
+    waits = re.findall(r"agent_waits_for_memory agent=(\S+) need_mb=(\d+)", hive.log)
     note(f"answers {answers}, {read_memory()}")
     return {
         "first": first,
         "answers": answers,
-        "waited": dict(re.findall(r"agent_waits_for_memory agent=(\S+) need_mb=(\d+)", hive.log)),
+        # Its largest: one that was put to sleep again meanwhile has some of its heap in memory still.
+        "waited": dict(sorted(waits, key=lambda wait: int(wait[1]))),
         "same_agents": machine.processes() == before,
         "same_hive": processes(hive) == own,
         "oom_kills": counted("oom_kill") - kills,
