@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from hive.client.client import Client
+from hive.host.process import children_of, words_of
 from tests.ports import free_port
 
 PYTHON = "/usr/bin/python3"
@@ -120,13 +121,12 @@ class Stack:
     def pid_of(self, name: str) -> int:
         """Pid of one of PROCESSES."""
         assert self.process is not None
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.Error):
-                words = child.cmdline()
-                if name == "redis" and "redis-server" in words[0]:
-                    return child.pid
-                if "hive" in words and words[words.index("hive") + 1] == name:
-                    return child.pid
+        for child in children_of(self.process.pid):
+            words = words_of(child)
+            if name == "redis" and words and "redis-server" in words[0]:
+                return child
+            if "hive" in words and words[words.index("hive") + 1] == name:
+                return child
         raise LookupError(f"no {name} now")
 
     def kill(self, name: str) -> int:
