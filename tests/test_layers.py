@@ -125,8 +125,8 @@ ALLOWED: dict[str, set[str]] = {
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
-    "cli.template_check": LEAVES | {"client", "cli", "host.process", "templates.handed_over"},  # it starts a template
-    "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
+    "cli.templates.check": LEAVES | {"client", "cli", "host.process", "templates.handed_over"},  # it starts a template
+    "cli.leases.run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
     **dict.fromkeys(
         ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),
         LEAVES | {"client", "cli", "adapters", "host.files"},  # they sign, verify and trust without a daemon
