@@ -37,7 +37,7 @@ from journeys.sdk import TEMPLATE
 from hive.bodies import grammar
 from hive.domain import BackendKind
 from hive.errors import GrammarTooComplex
-from hive.proxy.slot import grammar_limits
+from hive.routing.slot import grammar_limits
 from hive.settings.table import Settings
 from tests import llama, vllm
 

@@ -75,10 +75,12 @@ ALLOWED: dict[str, set[str]] = {
     "bodies": LEAVES | {"dialects", "models", "host"},
     "endpoints": LEAVES | {"wire", "dialects", "models", "backends.kinds"},
     "metering": LEAVES | {"endpoints", "dialects", "link", "backends.kinds", "store"},
+    "routing": LEAVES
+    | {"endpoints", "metering", "queue", "bodies", "wire", "link", "models", "backends.kinds", "backends.described"}
+    | {"host.access"},  # the keys of servers elsewhere
     "proxy": LEAVES
     | {"endpoints", "metering", "queue", "bodies", "wire", "dialects", "link", "models", "backends.kinds", "store"}
-    | {"backends.described"}
-    | {"host", "pool.ladder"},
+    | {"routing", "host", "pool.ladder"},
     "audit": LEAVES | {"agents", "store", "host", "governance"},
     "pooling": LEAVES | DAEMON_PARTS - {"models"} | {"audit", "pool", "worker.profile", "worker.restarts"},
     "pooling.workflow_facts": LEAVES | {"pooling", "runner.workflow"},  # the files that a runner reads too
@@ -125,8 +127,8 @@ ALLOWED: dict[str, set[str]] = {
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agents.edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program
-    "cli.template_check": LEAVES | {"client", "cli", "host.process", "templates.handed_over"},  # it starts a template
-    "cli.lease_run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
+    "cli.templates.check": LEAVES | {"client", "cli", "host.process", "templates.handed_over"},  # it starts a template
+    "cli.leases.run": LEAVES | {"client", "cli", "host.process"},  # it becomes a program
     **dict.fromkeys(
         ("cli.adapters.signing", "cli.adapters.trust", "cli.adapters.place"),
         LEAVES | {"client", "cli", "adapters", "host.files"},  # they sign, verify and trust without a daemon
@@ -270,11 +272,13 @@ def test_every_room_is_in_the_table() -> None:
         ("control.models", "api.app", False, False),
         ("api.app", "control.models", False, True),
         ("proxy.forward", "queue.gate.Gate", False, True),
-        ("queue.gate", "proxy.slot", False, False),
+        ("queue.gate", "routing.slot", False, False),
         ("bodies.body", "queue.tenants", False, False),
         ("proxy.forward", "endpoints.endpoints.find", False, True),
-        ("endpoints.endpoints", "proxy.slot", False, False),
-        ("metering.metering", "proxy.slot", False, False),
+        ("endpoints.endpoints", "routing.slot", False, False),
+        ("metering.metering", "routing.slot", False, False),
+        ("proxy.datapath", "routing.slots.SlotTable", False, True),
+        ("routing.slots", "proxy.registry", False, False),
         ("control.health", "pooling.pooling.ModelPool", False, True),
         ("pooling.pooling", "control.switching", False, False),
         ("audit.jobs", "pooling.pool_orders", False, False),

@@ -271,13 +271,15 @@ Examples:
   hive lease
 """,
     {
-        "list": LazyCommand("lease:list_leases", "Lists the leases: who waits in line, who holds memory, and why."),
-        "show": LazyCommand("lease:show", "Shows one lease, an ended one too."),
-        "run": LazyCommand("lease_run:run", "Waits for memory of the pool, then becomes a program that uses it."),
-        "take": LazyCommand("lease:take", "Takes a lease for what is no program of this box."),
-        "renew": LazyCommand("lease:renew", "Renews a lease that was taken."),
-        "release": LazyCommand("lease:release", "Gives a lease back that was taken, or leaves the line."),
-        "end": LazyCommand("lease:end", "Ends a lease, whoever holds it."),
+        "list": LazyCommand(
+            "leases.orders:list_leases", "Lists the leases: who waits in line, who holds memory, and why."
+        ),
+        "show": LazyCommand("leases.orders:show", "Shows one lease, an ended one too."),
+        "run": LazyCommand("leases.run:run", "Waits for memory of the pool, then becomes a program that uses it."),
+        "take": LazyCommand("leases.orders:take", "Takes a lease for what is no program of this box."),
+        "renew": LazyCommand("leases.orders:renew", "Renews a lease that was taken."),
+        "release": LazyCommand("leases.orders:release", "Gives a lease back that was taken, or leaves the line."),
+        "end": LazyCommand("leases.orders:end", "Ends a lease, whoever holds it."),
     },
     default="list",
 )
@@ -292,18 +294,19 @@ Examples:
 """,
     {
         "list": LazyCommand(
-            "template:list_templates",
+            "templates.orders:list_templates",
             "Lists the templates: how each is, how many agents were forked from it, and what that saves.",
         ),
         "show": LazyCommand(
-            "template:show",
+            "templates.orders:show",
             "Shows one template: what hive.conf says of it, its process, its agents, and what they share.",
         ),
         "restart": LazyCommand(
-            "template:restart", "Starts a template anew, as after its packages were updated, or where it has failed."
+            "templates.orders:restart",
+            "Starts a template anew, as after its packages were updated, or where it has failed.",
         ),
         "check": LazyCommand(
-            "template_check:check",
+            "templates.check:check",
             "Checks templates by starting each: its imports are done, it is warmed, and then it ends.",
             "json",
         ),

@@ -22,10 +22,10 @@ from hive.link.messages import Failed
 from hive.link.usage import AskSpent, SpentIs, SpentRow
 from hive.settings.table import Settings
 from hive.shapes.usage import BudgetList
-from hive.store import budget_sums, usage
+from hive.store import usage
 from hive.store.audit import Filter
-from hive.store.budget_sums import PeriodTokens, SpentOfAll
 from hive.store.database import Database
+from hive.store.usage import PeriodTokens, SpentOfAll
 
 log = logging.getLogger("hive.usage")
 
@@ -108,7 +108,7 @@ class BudgetReport:
 
         def work(conn: sqlite3.Connection) -> tuple[SpentOfAll, int]:
             mark = usage.marks(conn).get(asked.epoch)
-            found = budget_sums.spent_of_all(conn, asked.day_begins, asked.month_begins, prices)
+            found = usage.spent_of_all(conn, asked.day_begins, asked.month_begins, prices)
             return found, 0 if mark is None else mark.committed_to
 
         found, committed_to = await self._database.read(work)
@@ -128,7 +128,7 @@ class BudgetReport:
             self._seen, self._shares = [], {}
             return []
         found: SpentOfAll = await self._database.read(
-            lambda conn: budget_sums.spent_of_all(conn, periods.day_begins, periods.month_begins, prices)
+            lambda conn: usage.spent_of_all(conn, periods.day_begins, periods.month_begins, prices)
         )
         budgets = []
         for (scope, key), (name, wanted) in limits.items():

@@ -7,17 +7,31 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import PurePosixPath
 
 from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
 from hive.audit.audit_log import AuditLog, event_row
-from hive.backends.kinds import whereabouts
-from hive.control.agent_ports import AgentPorts
+from hive.backends.kinds import spec_of, whereabouts
 from hive.control.counters import Counters
-from hive.control.environment import dialect_of, environment, has_own_network
-from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
+from hive.domain import (
+    ALIVE,
+    AT_REST,
+    INNER_PORT,
+    MOUNTED_SOCKET,
+    Agent,
+    AgentSpec,
+    AgentStatus,
+    BackendInfo,
+    Dialect,
+    ModelInfo,
+    RuntimeKind,
+    SleepDepth,
+    WakeCause,
+)
+from hive.errors import WrongState
 from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
@@ -287,3 +301,142 @@ class DaemonEffects:
         where = whereabouts(None if self.backend is None else self.backend.kind, self.models)
         offered = next((model.name for model in self.models if where.is_near(model.name)), None)
         return agent.spec.model or self.settings.inference.default_model or offered
+
+
+# the ports of this host that agents listen at -------------------------------------------------------------------------
+
+
+class AgentPorts:
+    """Says whose a port is: each is one agent's, as ingress asks for all of them at 127.0.0.1. `lives`: by id;
+    `has_own_network`: of a spec, whether 127.0.0.1 inside is not the host's; such an agent has none of them.
+
+    Agents that were recorded before a port was one agent's may share one: that of them runs which is started first.
+    """
+
+    def __init__(self, lives: Mapping[str, AgentLifecycle], has_own_network: Callable[[AgentSpec], bool]) -> None:
+        self._lives = lives
+        self._has_own_network = has_own_network
+        self._started_at: dict[str, int] = {}
+        """Agent → the port of its last start by this daemon, until it is at rest."""
+
+    def __repr__(self) -> str:
+        return f"<AgentPorts {len(self._started_at)} started>"
+
+    def refuse_recorded(self, spec: AgentSpec) -> None:
+        """Raises WrongState where another agent has the port of `spec`, whether or not it runs."""
+        if (port := self._port_of(spec)) is None:
+            return
+        for life in self._lives.values():
+            agent = life.agent
+            if agent.name != spec.name and port in (self._started_at.get(agent.id), self._port_of(agent.spec)):
+                raise _taken(port, agent.name, hint="another port, or --no-network (as root)")
+
+    def claim(self, agent: Agent) -> None:
+        """Takes the port of `agent`, which is about to be started. Raises WrongState where another one listens there,
+        or is about to."""
+        self.release(agent.id)
+        if (port := self._port_of(agent.spec)) is None:
+            return
+        for life in self._lives.values():
+            if life.agent.id != agent.id and self._listens_at(life) == port:
+                other = life.agent.name
+                hint = f"hive agent stop {other}, or hive agent edit {agent.name} for another port"
+                raise _taken(port, other, hint=hint)
+        self._started_at[agent.id] = port
+
+    def release(self, agent: str) -> None:
+        """Nothing of it lives."""
+        self._started_at.pop(agent, None)
+
+    def _listens_at(self, life: AgentLifecycle) -> int | None:
+        """The port of one that lives; one that waits to be started anew, as after a boot, has none yet."""
+        agent = life.agent
+        if (port := self._started_at.get(agent.id)) is not None:
+            return port
+        if agent.status in AT_REST or (agent.status is AgentStatus.STARTING and life.pid is None):
+            return None
+        return self._port_of(agent.spec)
+
+    def _port_of(self, spec: AgentSpec) -> int | None:
+        return None if spec.port is None or self._has_own_network(spec) else spec.port
+
+
+def _taken(port: int, name: str, *, hint: str) -> WrongState:
+    return WrongState(f"port: {port} is {name}'s already", hint=hint)
+
+
+# the environment of an agent ------------------------------------------------------------------------------------------
+
+
+def dialect_of(backend: BackendInfo | None) -> Dialect:
+    """The dialect for an agent that speaks both: Ollama where the backend does, else OpenAI, which all speak."""
+    speaks_ollama = backend is not None and Dialect.OLLAMA in spec_of(backend.kind).dialects
+    return Dialect.OLLAMA if speaks_ollama else Dialect.OPENAI
+
+
+def has_own_network(spec: AgentSpec, *, processes_too: bool = False) -> bool:
+    """Whether 127.0.0.1 inside is not the host's. `processes_too`: so it is of process agents that name no networks
+    (systemd units).
+
+    >>> has_own_network(AgentSpec(name="a")), has_own_network(AgentSpec(name="a", egress=[]))
+    (False, True)
+    >>> has_own_network(AgentSpec(name="a", egress=["192.0.2.0/24"]), processes_too=True)
+    False
+    """
+    return spec.runtime is not RuntimeKind.PROCESS or spec.egress == [] or (spec.egress is None and processes_too)
+
+
+NODE_OPTIONS = "--max-semi-space-size=1"
+"""V8 else lets the space for what is young grow: 8 MiB more of an agent after 15 turns, the same CPU time a turn."""
+
+
+def is_node(spec: AgentSpec) -> bool:
+    """Whether its command is Node itself, on this host: an image may have options of its own in its environment.
+
+    >>> [is_node(AgentSpec(name="a", command=[word])) for word in ("node", "/usr/bin/nodejs", "npx", "/srv/node.py")]
+    [True, True, False, False]
+    """
+    return spec.runtime is RuntimeKind.PROCESS and PurePosixPath((spec.command or [""])[0]).name in ("node", "nodejs")
+
+
+def environment(
+    agent: Agent, *, port: int | None, token: str, socket: str, dialect: Dialect, model: str | None
+) -> dict[str, str]:
+    """The environment of an agent: what it can replace, its own variables, then Hive's, which it cannot replace.
+
+    `port`: the proxy's, None for an agent with a network of its own; `token`: the model token, which is the API key
+    everywhere; `socket`: the agent's own, as the host sees it.
+
+    >>> from hive.domain import AgentSpec
+    >>> agent = Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/bob"], port=9000))
+    >>> found = environment(agent, port=11435, token="hm_x", socket="/s", dialect=Dialect.OPENAI, model=None)
+    >>> found["OPENAI_BASE_URL"], found["OLLAMA_HOST"], found["HIVE_AGENT_PORT"]
+    ('http://127.0.0.1:11435/v1', 'http://127.0.0.1:11435/a/hm_x', '9000')
+    >>> found = environment(agent, port=None, token="hm_x", socket="/s", dialect=Dialect.OPENAI, model=None)
+    >>> found["OPENAI_BASE_URL"], found["OLLAMA_HOST"], found["OPENAI_API_KEY"]
+    ('http://127.0.0.1:11434/v1', 'http://127.0.0.1:11434', 'hm_x')
+    """
+    hive = f"http://127.0.0.1:{INNER_PORT if port is None else port}"
+    found = {
+        **({"NODE_OPTIONS": NODE_OPTIONS} if is_node(agent.spec) else {}),
+        **agent.spec.env,
+        "OPENAI_BASE_URL": f"{hive}/v1",
+        "OPENAI_API_KEY": token,
+        "OLLAMA_HOST": hive if port is None else f"{hive}/a/{token}",
+        "HIVE_AGENT": agent.name,
+        "HIVE_DIALECT": str(dialect),
+    }
+    match agent.spec.runtime:
+        case RuntimeKind.PROCESS:
+            found["HIVE_PROXY_SOCKET"] = socket
+        case RuntimeKind.DOCKER:
+            found["HIVE_PROXY_SOCKET"] = MOUNTED_SOCKET
+        case RuntimeKind.FIRECRACKER:
+            pass  # nothing of the host's file system is inside
+        case RuntimeKind.EXTERNAL:
+            pass  # its starter gives it what it needs
+    if agent.spec.port is not None:
+        found["HIVE_AGENT_PORT"] = str(agent.spec.port)
+    if model:
+        found["HIVE_MODEL"] = model
+    return found

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hive.agents.roster import Roster
 from hive.agents.transition_lock import outcome_of
 from hive.audit.audit_log import AuditLog
-from hive.control.template_views import template_view
 from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState, did_you_mean
 from hive.exposition import Values
@@ -18,11 +17,11 @@ from hive.link.helper import TemplateStat
 from hive.link.specs import TemplateSpec
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Settings
-from hive.settings.templates import described_env, listed
+from hive.settings.templates import TemplateRow, described_env, listed
 from hive.shapes.templates import TemplateList, TemplateView
 from hive.store import template_uids
 from hive.store.database import Database
-from hive.store.template_uids import UidBlock
+from hive.store.template_uids import UIDS, UidBlock
 
 log = logging.getLogger("hive.daemon")
 
@@ -218,3 +217,66 @@ class TemplateDesk:
             "template_shared_bytes": {(name,): stat.shared_bytes for name, stat in found.items()},
             "template_stale": {(name,): float(stat.is_stale) for name, stat in found.items()},
         }
+
+
+# templates as the API shows them --------------------------------------------------------------------------------------
+
+
+def saved_of(stat: TemplateStat) -> int:
+    """Bytes that agents share with the present process of a template, each of which would be its own, less what that
+    process holds. Below 0 where it has too few agents to be worth it.
+
+    >>> saved_of(TemplateStat(state="ready", agents=("a", "b", "c"), older=("c",), held_bytes=50, shared_bytes=40))
+    30
+    >>> saved_of(TemplateStat(state="ready", held_bytes=50, shared_bytes=40))
+    -50
+    """
+    return stat.shared_bytes * (len(stat.agents) - len(stat.older)) - stat.held_bytes
+
+
+def stage_of(row: TemplateRow) -> str:
+    """
+    >>> stage_of(TemplateRow(imports="openai")), stage_of(TemplateRow(script="/srv/agents/alice.py"))
+    ('packages', 'ready')
+    """
+    return "ready" if row.script else "packages"
+
+
+def template_view(
+    name: str,
+    row: TemplateRow | None,
+    stat: TemplateStat,
+    *,
+    python: str,
+    block: UidBlock | None,
+    names: Mapping[str, str],
+    named_by: Iterable[str],
+) -> TemplateView:
+    """`row`: None where it is described no more. `names`: of agents, by id."""
+    described = row or TemplateRow()
+    return {
+        "name": name,
+        "owner": described.owner if row is not None else "",
+        "python": python,
+        "imports": listed(described.imports),
+        "warm": listed(described.warm),
+        "script": described.script,
+        "stage": stage_of(described),
+        "env": sorted(described_env(described.env)),
+        "memory_mb": described.memory_mb or None,
+        "pin": described.pin,
+        "first_uid": None if block is None else block.first,
+        "uids": UIDS if block is None else block.size,
+        "state": stat.state,
+        "why": stat.why,
+        "pid": stat.pid,
+        "since": stat.since or None,
+        "agents": sorted(names.get(agent, agent) for agent in stat.agents),
+        "older": sorted(names.get(agent, agent) for agent in stat.older),
+        "named_by": sorted(named_by),
+        "held_bytes": stat.held_bytes,
+        "shared_bytes": stat.shared_bytes,
+        "saved_bytes": saved_of(stat),
+        "packages_at": stat.packages_at or None,
+        "is_stale": stat.is_stale,
+    }

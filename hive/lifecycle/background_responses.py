@@ -40,7 +40,7 @@ from hive.link.background import (
 from hive.link.link import LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
-from hive.store import background_jobs
+from hive.store import job_turns
 from hive.store.database import Database
 from hive.store.job_turns import KIND
 from hive.store.jobs import StoredJob
@@ -108,15 +108,15 @@ class BackgroundResponses:
 
     async def forget(self, agent: str) -> None:
         """All of a removed agent's are ended and gone when this returns; what fails is logged."""
-        await self._release_all(lambda conn: background_jobs.of_agent(conn, agent))
+        await self._release_all(lambda conn: job_turns.background_of_agent(conn, agent))
 
     async def forget_all(self) -> None:
         """Ends what is under way, and deletes all of it; what fails is logged."""
-        await self._release_all(background_jobs.of_all)
+        await self._release_all(job_turns.background_of_all)
 
     async def forget_older(self, before: float) -> None:
         """Those that ended before that time are gone when this returns; what fails is logged."""
-        await self._release_all(lambda conn: background_jobs.ended_before(conn, before))
+        await self._release_all(lambda conn: job_turns.background_ended_before(conn, before))
 
     # what the proxy asks ----------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class BackgroundResponses:
         finally:
             self._under_way.pop(job, None)
             self._queued.pop(job, None)
-        await self._release_all(lambda conn: background_jobs.ended_of(conn, agent, but_last=KEPT_OF_ONE_AGENT))
+        await self._release_all(lambda conn: job_turns.background_ended_of(conn, agent, but_last=KEPT_OF_ONE_AGENT))
 
     async def _found(self, agent: str, name: str) -> StoredJob | None:
         """The job of a response of this agent; None where there is none (any more)."""
@@ -205,7 +205,7 @@ class BackgroundResponses:
         except NotFound:
             return None
         plan = job.plan
-        is_its_own = job.kind == KIND and plan.get("form") == background_jobs.FORM and plan.get("agent") == agent
+        is_its_own = job.kind == KIND and plan.get("form") == job_turns.BACKGROUND_FORM and plan.get("agent") == agent
         return job if is_its_own else None
 
     async def _kept_one(self, agent: str, name: str) -> BackgroundIs:

@@ -23,15 +23,10 @@ from hive.link.pool import SlotRow
 from hive.policy import Act, may
 from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.budgets import Budgets
-from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.leaving import CloudGuard
 from hive.proxy.metrics import Metrics
 from hive.proxy.model_refresh import Looking
-from hive.proxy.parked import ParkedPrompts
-from hive.proxy.registry import OPERATOR, AgentEntry, Queue, Registry
-from hive.proxy.signed_models import SignedModels
-from hive.proxy.slot import ModelWish, Slot
-from hive.proxy.slots import SlotTable
+from hive.proxy.registry import OPERATOR, AgentEntry, Registry
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.task_table import TaskTable
 from hive.proxy.upload import UploadSpace
@@ -39,8 +34,13 @@ from hive.queue.body_budget import BodyBudget
 from hive.queue.budgets import SpendingAccount
 from hive.queue.connection_shares import ConnectionHolder, ConnectionShares
 from hive.queue.crash_marks import CrashMarks
-from hive.queue.queue import Flow
+from hive.queue.queue import Flow, Queue
 from hive.queue.tenants import Tenant
+from hive.routing.parked import ParkedPrompts
+from hive.routing.signed_models import SignedModels
+from hive.routing.slot import ModelWish, Slot
+from hive.routing.slots import SlotTable
+from hive.routing.wishes import NO_WISHES, Wishes
 from hive.settings.field_rules import FieldRules
 from hive.settings.table import Settings
 from hive.wire.connection import Connection

@@ -37,19 +37,8 @@ from hive.proxy.answer import NO_REUSE, Answer
 from hive.proxy.background_answers import StreamAnswer
 from hive.proxy.background_responses import BackgroundStream
 from hive.proxy.datapath import DataPath, Decided, Prepared
-from hive.proxy.id_slots import IdSlots
-from hive.proxy.identity import (
-    NO_WISHES,
-    Wishes,
-    bearer,
-    client_id,
-    heartbeat_of,
-    is_local_only,
-    split_token,
-    wishes_of,
-)
+from hive.proxy.identity import bearer, client_id, heartbeat_of, is_local_only, split_token, wishes_of
 from hive.proxy.ladder import Climb
-from hive.proxy.parked import SlotPlace, take_place
 from hive.proxy.refusals import (
     answer_error,
     asleep,
@@ -64,9 +53,8 @@ from hive.proxy.refusals import (
     too_many,
     upload_displaced,
 )
-from hive.proxy.registry import OPERATOR, AgentEntry, Queue
+from hive.proxy.registry import OPERATOR, AgentEntry
 from hive.proxy.runner_work import RunnerWork, budget_tokens
-from hive.proxy.slot import Slot
 from hive.proxy.stopping import Stopping
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
@@ -75,7 +63,11 @@ from hive.queue.body_budget import HeldBody
 from hive.queue.budgets import BudgetHold
 from hive.queue.gate import Gate
 from hive.queue.limits import SlidingWindow
-from hive.queue.queue import QueueVerdict
+from hive.queue.queue import Queue, QueueVerdict
+from hive.routing.id_slots import IdSlots
+from hive.routing.parked import SlotPlace, take_place
+from hive.routing.slot import Slot
+from hive.routing.wishes import NO_WISHES, Wishes
 from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER

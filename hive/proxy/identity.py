@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from hive.domain import Band, CacheMode, is_name
 from hive.errors import BadRequest
 from hive.models.cache_epochs import cache_tag
+from hive.routing.wishes import NO_WISHES, Wishes
 from hive.wire.http1 import Request
 
 MAX_CLIENT_ID = 80
@@ -43,19 +42,6 @@ def client_id(request: Request | None) -> str | None:
     if value is None:
         return None
     return "".join(char for char in value.decode("latin-1")[:MAX_CLIENT_ID] if char.isprintable()) or None
-
-
-class Wishes(NamedTuple):
-    """The wishes that a trusted caller may send with its request; those of any other caller are ignored, and the
-    defaults hold."""
-
-    tenant: str = ""
-    band: Band = Band.NORMAL
-    cache_mode: CacheMode = CacheMode.AUTO
-    cache_tag: str = ""
-
-
-NO_WISHES = Wishes()
 
 
 def wishes_of(request: Request) -> Wishes:

@@ -16,10 +16,11 @@ from hive.errors import Cancelled, HiveError, NotFound, NotPermitted, Saturated,
 from hive.link.jobs import JobGrantRow
 from hive.proxy.datapath import DataPath, Prepared
 from hive.proxy.forward import Exchange
-from hive.proxy.identity import NO_WISHES, Wishes, bearer
+from hive.proxy.identity import bearer
 from hive.proxy.ingress import PREFIX, IngressExchange, IngressPath, split_target
 from hive.proxy.refusals import answer_error
 from hive.proxy.registry import AgentEntry, Registry
+from hive.routing.wishes import NO_WISHES, Wishes
 from hive.wire.connection import Connection, HttpExchange
 from hive.wire.http1 import Request
 

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from hive.endpoints.endpoints import Endpoint
     from hive.proxy.datapath import DataPath, Decided
     from hive.proxy.registry import AgentEntry
-    from hive.proxy.slot import Slot
     from hive.queue.queue import Flow
+    from hive.routing.slot import Slot
 
 Resolve = Callable[[str, int], "tuple[str, Slot]"]
 """(name of a model, its rung) → the model that is meant and its slot, as for a request that names it. Raises what such

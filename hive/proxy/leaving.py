@@ -16,10 +16,10 @@ from hive.domain import Caller, CloudUse, origin_of
 from hive.errors import CloudRefused
 from hive.models.cloud_guard import may_leave, permit_of, why_it_stays
 from hive.proxy.connection_limits import Seldom
-from hive.proxy.model_routing import ModelRouting
 from hive.proxy.registry import AgentEntry
-from hive.proxy.slot import Slot
 from hive.queue.tenants import Tenant
+from hive.routing.model_routing import ModelRouting
+from hive.routing.slot import Slot
 from hive.settings.table import Settings
 
 log = logging.getLogger("hive.proxy")

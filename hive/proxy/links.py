@@ -65,7 +65,6 @@ from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
 from hive.proxy.jobs_entry import JobsEntry
 from hive.proxy.model_refresh import LOOK_S, Looking
-from hive.proxy.parked import asker_is_gone, restore_over, slot_of
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
 from hive.proxy.runner import RunnerEntry
@@ -75,6 +74,7 @@ from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import SwitchingGate
 from hive.proxy.task_routes import task_routes
 from hive.proxy.under_way import AnswersUnderWay, end_request, not_there, queue_now
+from hive.routing.parked import asker_is_gone, restore_over, slot_of
 from hive.settings.table import Paths, Settings
 from hive.tasks import spawn
 from hive.wire.connection import Connection

@@ -29,9 +29,9 @@ from hive.metering.cost import UNKNOWN, RequestCost, cost_of
 from hive.models.salts import is_kept
 from hive.proxy.datapath import DataPath, Decided, Prepared
 from hive.proxy.forward import Exchange
-from hive.proxy.identity import Wishes
 from hive.proxy.registry import AgentEntry
-from hive.proxy.slot import Slot
+from hive.routing.slot import Slot
+from hive.routing.wishes import Wishes
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.http1 import Request

@@ -19,9 +19,8 @@ from hive.errors import (
     TooManyRequests,
 )
 from hive.pool.ladder import Task
-from hive.proxy.registry import Queue
 from hive.queue.limits import SlidingWindow
-from hive.queue.queue import Flow
+from hive.queue.queue import Flow, Queue
 from hive.queue.slot_gate import SlotGate
 from hive.queue.tenants import Tenant
 from hive.queue.wakes import WakeTimes

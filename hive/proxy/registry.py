@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from hive.queue.body_budget import BodyShare
 from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.gate import Gate, GateState, WakeCaller
 from hive.queue.limits import SlidingWindow, window_of
-from hive.queue.queue import FairQueue, FairShares, Flow, QueueView, joined
+from hive.queue.queue import FairQueue, FairShares, Flow, Queue, QueueView, Turning, joined
 from hive.queue.tenants import Tenant, Tenants
 from hive.queue.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
@@ -34,21 +34,6 @@ UNHEARD = 0
 """Generation of an agent the daemon has not spoken of; its own start at 1."""
 UNHEARD_S = 2.0
 """Time after the start until an agent on its own socket is served if the daemon was not heard (design.md §3)."""
-
-
-class Turning(Protocol):
-    """A request that waits in the queue."""
-
-    def on_turn(self) -> None:
-        """Tells it that it owns a place now."""
-        ...
-
-    def on_displaced(self) -> None:
-        """Tells it that its position went to another request: it waits no longer."""
-        ...
-
-
-Queue = FairQueue[Turning]
 
 
 class AgentEntry:

@@ -9,7 +9,7 @@ from hive.domain import UNIT_OF_CATEGORY, UsageUnit
 from hive.endpoints.endpoints import Endpoint
 from hive.metering.cost import RequestCost, is_refusal
 from hive.metering.runner_answers import ToldWork, cost_of_work, in_line, through
-from hive.proxy.registry import Queue
+from hive.queue.queue import Queue
 
 
 class RunnerWork:

@@ -40,11 +40,11 @@ from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
 from hive.proxy.registry import UNHEARD_S, AgentEntry
 from hive.proxy.runner import RunnerExchange
-from hive.proxy.slot import Slot
 from hive.proxy.under_way import models_in_use
 from hive.proxy.upload import MIB
 from hive.queue.connection_shares import ConnectionHolder
 from hive.queue.queue import QueueView
+from hive.routing.slot import Slot
 from hive.settings.runtime import with_runtime
 from hive.settings.table import Paths, Settings
 from hive.tasks import spawn

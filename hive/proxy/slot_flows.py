@@ -21,7 +21,7 @@ from hive.link.pool import SlotFlow, SlotFlows
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.registry import OPERATOR, PREWARM
-from hive.proxy.slot import Slot
+from hive.routing.slot import Slot
 
 EACH_S = 1.0
 """The time between two messages while something is in flight."""

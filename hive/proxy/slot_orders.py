@@ -30,11 +30,11 @@ from hive.link.pool import (
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.registry import OPERATOR, PREWARM
-from hive.proxy.slot import Slot
 from hive.proxy.slot_flows import FlowReports
 from hive.proxy.switching import Drain
 from hive.proxy.under_way import waiting_for
 from hive.queue.slot_gate import Cold
+from hive.routing.slot import Slot
 from hive.tasks import spawn
 from hive.wire.dial import dial
 

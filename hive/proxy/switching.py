@@ -11,8 +11,8 @@ import time
 from hive.link.link import LinkReply
 from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
 from hive.proxy.datapath import DataPath
-from hive.proxy.slot import Slot
 from hive.queue.slot_gate import Switching
+from hive.routing.slot import Slot
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.proxy")

@@ -16,8 +16,8 @@ from hive.pool.ladder import LadderCaller, NoRung, RungFacts, Task, WaitFor, cho
 from hive.proxy.datapath import DataPath
 from hive.proxy.ladder import FoundRung, look_at
 from hive.proxy.registry import AgentEntry
-from hive.proxy.slot import Slot
 from hive.queue.tenants import Tenant
+from hive.routing.slot import Slot
 from hive.settings.tasks import PREFIX
 
 CHAT = endpoints.find(b"POST", b"/v1/chat/completions")

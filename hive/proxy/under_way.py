@@ -9,8 +9,8 @@ from hive.link.requests import QueueIs, UnderWay
 from hive.proxy.datapath import Prepared
 from hive.proxy.forward import Exchange
 from hive.proxy.registry import Registry
-from hive.proxy.slot import Slot
 from hive.proxy.stopping import STATE as STOPPING
+from hive.routing.slot import Slot
 
 MOVES_S = 2.0
 """An answer that stood still for longer does not go on."""

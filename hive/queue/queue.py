@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from hive.domain import Band
 from hive.link.requests import QueueView, TenantView, WorkView
@@ -34,7 +34,7 @@ from hive.queue.fair_share import (
 from hive.queue.flows import REBASE_TOKENS, Flows
 from hive.queue.work_rate import TOKENS, UNMEASURED_PER_S, WorkGuess, WorkRate, WorkUnit
 
-__all__ = ["FairQueue", "FairShares", "Flow", "QueueVerdict", "QueueView", "TenantView"]
+__all__ = ["FairQueue", "FairShares", "Flow", "Queue", "QueueVerdict", "QueueView", "TenantView", "Turning"]
 
 NEVER = math.inf
 SURE_S, MUCH = 10.0, 1.5
@@ -585,6 +585,21 @@ class FairQueue(Generic[Waiter]):
         if not self._waiting:
             self._pace.end(now)
         return ticket
+
+
+class Turning(Protocol):
+    """A request that waits in the queue."""
+
+    def on_turn(self) -> None:
+        """Tells it that it owns a place now."""
+        ...
+
+    def on_displaced(self) -> None:
+        """Tells it that its position went to another request: it waits no longer."""
+        ...
+
+
+Queue = FairQueue[Turning]
 
 
 def joined(views: list[QueueView]) -> QueueView:

@@ -120,3 +120,36 @@ def _stored(column: str, value: Any) -> Any:
 
 def _read(column: str, value: Any) -> Any:
     return msgspec.json.decode(value) if column in _OBJECTS else value
+
+
+# the jobs that make responses in the background, as the table of jobs has them ----------------------------------------
+
+
+BACKGROUND_FORM = "responses"
+
+
+def background_of_agent(conn: sqlite3.Connection, agent: str) -> list[str]:
+    """The ids of the jobs that make responses in the background, those of this agent that are not released."""
+    return [row["id"] for row in conn.execute(_OF_ONE, (KIND, BACKGROUND_FORM, agent))]
+
+
+def background_of_all(conn: sqlite3.Connection) -> list[str]:
+    """The ids of all that make responses in the background and are not released."""
+    return [row["id"] for row in conn.execute(_OF_ALL, (KIND, BACKGROUND_FORM))]
+
+
+def background_ended_of(conn: sqlite3.Connection, agent: str, *, but_last: int) -> list[str]:
+    """The ids of those in the background of this agent that have ended and are not released, without the last ones."""
+    rows = conn.execute(_ENDED, (KIND, BACKGROUND_FORM, agent, but_last))
+    return [row["id"] for row in rows]
+
+
+def background_ended_before(conn: sqlite3.Connection, before: float) -> list[str]:
+    """The ids of those in the background that ended before that time and are not released."""
+    return [row["id"] for row in conn.execute(_ENDED_BEFORE, (KIND, BACKGROUND_FORM, before))]
+
+
+_OF_ALL = "SELECT id FROM jobs WHERE kind = ? AND json_extract(plan, '$.form') = ?"
+_OF_ONE = f"{_OF_ALL} AND json_extract(plan, '$.agent') = ?"
+_ENDED = f"{_OF_ONE} AND state != 'running' ORDER BY created_at DESC LIMIT -1 OFFSET ?"
+_ENDED_BEFORE = f"{_OF_ALL} AND state != 'running' AND updated_at < ?"

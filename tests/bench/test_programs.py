@@ -15,7 +15,7 @@ import pytest
 from hive.bench import stub
 from hive.bench.agent_programs import HERE, ITS_NODE_MODULES, PROGRAMS
 from hive.bench.agent_programs import choose as choose_program
-from hive.cli import template_check
+from hive.cli.templates import check
 from hive.errors import NotSupported
 from hive.settings.templates import TemplateRow
 from tests.journeys.stack import until
@@ -115,7 +115,7 @@ def test_a_program_that_stops_is_ready_after_turns_against_its_own_stand_in(
 ) -> None:
     """In a template as a run describes it, without any of an agent's variables: there is no model, and no port."""
     python, script = command_of(kind)
-    monkeypatch.setattr("hive.cli.template_check.NOBODY", None)  # packages of this test are this user's alone
+    monkeypatch.setattr("hive.cli.templates.check.NOBODY", None)  # packages of this test are this user's alone
     row = TemplateRow(python=python, script=script, env="LANGSMITH_TRACING=false BENCH_WARM_TURNS=2")
-    told = template_check._tried(kind, row)
+    told = check._tried(kind, row)
     assert (told["ok"], told["why"], told["stage"]) == (True, "", "ready")

@@ -21,7 +21,7 @@ from hive.bodies.fields import FieldTable
 from hive.bodies.patterns import Pattern, PatternError
 from hive.domain import BackendKind, Tier
 from hive.errors import BadRequest, GrammarTooComplex
-from hive.proxy.slot import grammar_limits
+from hive.routing.slot import grammar_limits
 from hive.settings.field_rules import FieldRules, Fields
 from hive.settings.file import load_text
 from hive.settings.table import Settings

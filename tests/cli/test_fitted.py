@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from hive.cli import audit, backend, bench, prompts, queue, secrets, template, token
+from hive.cli import audit, backend, bench, prompts, queue, secrets, token
 from hive.cli.agents import mail
 from hive.cli.call import CommandCall
 from hive.cli.main import root
+from hive.cli.templates import orders as template
 from hive.cli.terminal import fitted, legend
 
 HEADERS = ["NAME", "RAM", "WHY"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hive.cli import lease as command
+from hive.cli.leases import orders as command
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hive.cli import template
+from hive.cli.templates import orders as template
 from hive.settings.templates import TemplateRow
 
 Hive = Any
@@ -133,7 +133,7 @@ def test_what_cannot_be_of_a_template_is_refused(described: Hive, words: tuple[s
 def test_a_template_is_checked_by_starting_it_without_a_daemon(
     no_daemon: Hive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hive.cli.template_check.NOBODY", None)  # packages of this test are this user's alone
+    monkeypatch.setattr("hive.cli.templates.check.NOBODY", None)  # packages of this test are this user's alone
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "threads.py").write_text(

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from hive.agents.tokens import TokenKind, digest
-from hive.control import uids, views
+from hive.control import registration, views
 from hive.domain import AgentSpec, BackendKind, Isolation, Limits, RestartPolicy
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
@@ -333,7 +333,7 @@ async def test_a_removed_agent_leaves_no_process_file_or_row(box: Box) -> None:
 async def test_each_agent_has_a_uid_of_its_own(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can run agents as other users")
-    monkeypatch.setattr(uids, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(registration, "LOOK_AGAIN_S", 0.0)
     box.paths.state.parent.chmod(0o711)
     first = 1_000_000 + 1000 * os.getpid() % 1_000_000_000  # other tests run agents of their own
     settings = Settings(inference=AWAKE.inference, agents=Agents(first_uid=first, stop_grace_s=1))

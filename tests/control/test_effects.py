@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.wake_queue import WakeQueue
 from hive.control.counters import Counters
-from hive.control.effects import DaemonEffects
-from hive.control.environment import environment, has_own_network
+from hive.control.effects import DaemonEffects, environment, has_own_network
 from hive.domain import (
     MOUNTED_SOCKET,
     Agent,

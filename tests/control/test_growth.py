@@ -16,9 +16,9 @@ import pytest
 from hive.agents.spec import check
 from hive.audit.audit_log import AuditLog
 from hive.client.client import Client
-from hive.control import registration, uids
+from hive.control import registration
 from hive.control.effects import REMOVED_AT_ONCE, Forgetting
-from hive.control.uids import UidLook, uids_in_use
+from hive.control.registration import UidLook, uids_in_use
 from hive.domain import Agent, AgentSpec, RuntimeKind
 from hive.errors import BadRequest, StoreFull
 from hive.link.messages import Activity, AskActivity
@@ -243,13 +243,13 @@ async def test_all_processes_are_looked_at_once_for_many_new_agents(monkeypatch:
         looks.append(time.time())
         return frozenset({7})
 
-    monkeypatch.setattr(uids, "uids_in_use", look)
+    monkeypatch.setattr(registration, "uids_in_use", look)
     looking = UidLook()
     seen = await asyncio.gather(*(looking.look() for _ in range(5)))
     assert len(looks) == 1
     assert {one.in_use for one in seen} == {frozenset({7})}
     assert seen[0].at <= looks[0]
-    monkeypatch.setattr(uids, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(registration, "LOOK_AGAIN_S", 0.0)
     await looking.look()
     assert len(looks) == 2
 

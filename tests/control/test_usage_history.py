@@ -17,8 +17,8 @@ from hive.control.usage_history import UsageHistory
 from hive.domain import UsageEvent
 from hive.settings.table import DaemonSection as DaemonSettings
 from hive.store import rollups, usage
-from hive.store.budget_sums import PeriodTokens, spent_of_all
 from hive.store.database import Database
+from hive.store.usage import PeriodTokens, spent_of_all
 from tests.fakes.usage_events import usage_event
 
 DAY_S = 86400.0

@@ -229,7 +229,7 @@ def far_away(proxy: Proxy, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> I
     """Puts `sonnet` beside the active backend, on the same server under an address that is far."""
     server = daemon.backend
     assert server is not None
-    monkeypatch.setattr("hive.proxy.slot.is_elsewhere", lambda at: at == server.address)
+    monkeypatch.setattr("hive.routing.slot.is_elsewhere", lambda at: at == server.address)
     proxy.path.use_backend(None, [])
     SlotOrders(proxy.path, lambda _: None).heard([row("sonnet", server, BackendKind.REMOTE)])
     set_cloud(proxy, "asked", aliases="fast = gone | sonnet")

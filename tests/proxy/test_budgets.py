@@ -244,7 +244,7 @@ async def test_a_server_that_moves_away_while_a_request_waits_asks_for_the_cloud
     async with budgeted(tmp_path, PlayedDaemon(SpentRow(500, 500, 500)), cloud_tokens_per_day=100) as (proxy, near):
         far = Backend()
         await far.start()
-        monkeypatch.setattr("hive.proxy.slot.is_elsewhere", lambda at: at == far.address)
+        monkeypatch.setattr("hive.routing.slot.is_elsewhere", lambda at: at == far.address)
         info = BackendInfo(kind=BackendKind.VLLM, address=near.address, up=True, places=1)
         models = [ModelInfo(name="m")]
         proxy.path.use_backend(info, models)

@@ -50,7 +50,7 @@ async def far_and_near(
         far = Backend()
         await far.start()
         monkeypatch.setattr(
-            "hive.proxy.slot.is_elsewhere", lambda at: at == far.address or whereabouts.is_elsewhere(at)
+            "hive.routing.slot.is_elsewhere", lambda at: at == far.address or whereabouts.is_elsewhere(at)
         )
         proxy.path.use_backend(None, [])
         set_cloud(proxy, cloud, aliases=aliases)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from hive.errors import HiveError, LinkLost, TimedOut
 from hive.link.parking import ParkedIs, ParkedOver, SlotOf, UseParked
-from hive.proxy.id_slots import IdSlot, IdSlots
-from hive.proxy.slot import Slot
+from hive.routing.id_slots import IdSlot, IdSlots
+from hive.routing.slot import Slot
 
 _NOWHERE = (None, 0)
 

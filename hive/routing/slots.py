@@ -11,11 +11,11 @@ from hive.link.adapters import AdapterRoute
 from hive.link.pool import SlotRow
 from hive.models.names import spelled
 from hive.models.whereabouts import Whereabouts, joined
-from hive.proxy.adapter_routes import AdapterTable, without_engine_names
-from hive.proxy.model_routing import ModelRouting
-from hive.proxy.registry import Queue
-from hive.proxy.slot import Slot
+from hive.queue.queue import Queue
 from hive.queue.slot_gate import Cold
+from hive.routing.adapter_routes import AdapterTable, without_engine_names
+from hive.routing.model_routing import ModelRouting
+from hive.routing.slot import Slot
 from hive.settings.table import Settings
 
 MakeSlot = Callable[[str, Queue], Slot]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -35,16 +35,16 @@ from hive.endpoints.endpoints import (
 from hive.errors import BadRequest, DependencyDown, HiveError, NotSupported
 from hive.host.access import NO_ACCESS, RemoteAccess, access_of, access_of_model, context
 from hive.metering.metering import asks_usage
-from hive.models.cache_epochs import SHARED, FlushedBy
+from hive.models.cache_epochs import SHARED, CacheEpochs, FlushedBy
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
 from hive.models.whereabouts import NOWHERE, Whereabouts, is_elsewhere
-from hive.proxy.id_slots import IdSlots
-from hive.proxy.identity import Wishes
-from hive.proxy.registry import Queue, Registry
+from hive.queue.queue import Queue, Turning
 from hive.queue.slot_gate import Cold, SlotGate, Switching
 from hive.queue.suspects import Suspects
 from hive.queue.tenants import Tenant
 from hive.queue.work_rate import WORK_UNITS
+from hive.routing.id_slots import IdSlots
+from hive.routing.wishes import Wishes
 from hive.settings.pool import ModelRow, slot_id
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
@@ -79,6 +79,21 @@ class ModelWish(NamedTuple):
     until: float
 
 
+class KnownAgents(Protocol):
+    """Those that know all agents: what a server needs of them."""
+
+    epochs: CacheEpochs
+    has_budgets: bool
+
+    def cache_groups(self) -> int:
+        """The number of groups whose prompts are to be kept apart."""
+        ...
+
+    def give_turns(self, waiters: Iterable[Turning]) -> None:
+        """Tells requests that they own a place now."""
+        ...
+
+
 class Slot:
     """One inference server. `name` is empty for the active backend; a slot of the pool has its id, and the `generation`
     of the server that is in it.
@@ -88,7 +103,7 @@ class Slot:
     every word of the daemon on it. `ahead`: prewarms that run here; no client waits for them.
     """
 
-    def __init__(self, name: str, line: Queue, settings: Settings, registry: Registry, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, line: Queue, settings: Settings, registry: KnownAgents, deadlines: Deadlines) -> None:
         self.name = name
         self.generation = 0
         self.backend: BackendInfo | None = None

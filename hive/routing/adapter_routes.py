@@ -9,7 +9,7 @@ from hive.errors import AdapterNotLoaded, Saturated
 from hive.link.adapters import AdapterRoute
 from hive.models.adapter_names import is_engine_name
 from hive.models.names import spelled
-from hive.proxy.slot import Slot
+from hive.routing.slot import Slot
 
 
 class AdapterTable:

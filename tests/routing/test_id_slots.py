@@ -10,8 +10,8 @@ import pytest
 from hive.domain import BackendInfo
 from hive.errors import LinkLost, NotFound, TimedOut
 from hive.link.parking import ParkedIs, ParkedOver, UseParked
-from hive.proxy.id_slots import IdSlots
-from hive.proxy.parked import ParkedPrompts, SlotPlace, asker_is_gone, restore_over, take_place
+from hive.routing.id_slots import IdSlots
+from hive.routing.parked import ParkedPrompts, SlotPlace, asker_is_gone, restore_over, take_place
 from tests.proxy.test_slots import pooled
 
 GROUP = "tenant t"

@@ -10,7 +10,7 @@ import typer
 
 from hive.cli.amounts import mib_in, seconds_in
 from hive.cli.call import Answer, CommandCall
-from hive.cli.lease_run import BandOption, Gpus, Longest, NoWait, Vram, Wait, Whole, waited_for
+from hive.cli.leases.run import BandOption, Gpus, Longest, NoWait, Vram, Wait, Whole, waited_for
 from hive.cli.op_options import BreakGlass, OpToken, headers_of
 from hive.cli.terminal import fitted
 from hive.cli.text import UNKNOWN, ago, fields, one_line, size, span
