@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import mmap
 import os
 import signal
 import threading
@@ -86,6 +87,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKernel]:
     kernel.go_on.set()
 
 
+A_LOOK_BYTES = 4 * mmap.PAGESIZE
+"""Memory that comes back when another program on this machine reads its command line or environment, as `ps` does."""
+
+
 # --- what it gains -----------------------------------------------------------------------------------------------
 
 
@@ -106,7 +111,8 @@ async def test_a_sleepers_memory_leaves_ram_and_is_whole_after_it_woke(paths: Pa
         assert paged.kept_bytes > 0.7 * before.held_bytes
     assert paged.swap_bytes > HEAP_MIB * MIB
     asleep = (await daemon.client.stat([A]))[A]
-    assert (asleep.state, asleep.swap_bytes) == ("frozen", paged.swap_bytes)
+    assert asleep.state == "frozen"
+    assert asleep.swap_bytes == pytest.approx(paged.swap_bytes, abs=A_LOOK_BYTES)
     await daemon.client.thaw(A)
     assert await asyncio.to_thread(heavy.ask, address, b"sum") == checksum
     assert (await daemon.client.stat([A]))[A].swap_bytes < paged.swap_bytes
