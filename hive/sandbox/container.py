@@ -21,6 +21,7 @@ from typing import Any
 
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host.engine import ANSWER_S, Engine
+from hive.host.files import storage_error
 from hive.host.process import ProcessTable, wait_until_over
 from hive.link.helper import PagedOut, Stat
 from hive.sandbox import pageout
@@ -31,7 +32,6 @@ from hive.sandbox.container_notes import Notes
 from hive.sandbox.dialling import to_port
 from hive.sandbox.entering import Entered, EnteredProgram
 from hive.sandbox.runtime import Run
-from hive.sandbox.table import storage_error
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
