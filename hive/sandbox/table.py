@@ -17,7 +17,7 @@ import msgspec
 from hive.errors import ConfigError, HiveError
 from hive.host import files
 from hive.link.specs import SandboxSpec
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 
 VERSION = 2
 WHOLE_VERSION = 1

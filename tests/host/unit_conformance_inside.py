@@ -10,9 +10,9 @@ import pytest
 
 from hive.host import systemd
 from hive.link.specs import SandboxSpec
-from hive.sandbox.runtime import Runtime
+from hive.runtimes.runtime import Runtime
+from hive.runtimes.unit import UnitRuntime
 from hive.sandbox.server import make_directories
-from hive.sandbox.unit import UnitRuntime
 from tests.host.unit_agents import PATHS
 from tests.sandbox import harness, test_conformance
 from tests.sandbox.benches import KINDS, SCRIPTS, Floor

@@ -18,10 +18,10 @@ from hive.domain import FirecrackerSpec, RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
 from hive.link.specs import SandboxSpec
-from hive.sandbox.firecracker import FirecrackerRuntime
-from hive.sandbox.jail import bind_in
-from hive.sandbox.machine import RunningMachine
-from hive.sandbox.runtime import RunningAgent
+from hive.runtimes.firecracker import FirecrackerRuntime
+from hive.runtimes.jail import bind_in
+from hive.runtimes.machine import RunningMachine
+from hive.runtimes.runtime import RunningAgent
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests.fakes.firecracker_programs import VERSION, Programs, make_programs

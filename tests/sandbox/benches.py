@@ -16,9 +16,9 @@ import msgspec
 from hive.domain import DockerSpec, RuntimeKind
 from hive.link.server import bind_private
 from hive.link.specs import SandboxSpec
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.jail import bind_in
-from hive.sandbox.runtime import RunningAgent, Runtime
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.jail import bind_in
+from hive.runtimes.runtime import RunningAgent, Runtime
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine

@@ -14,9 +14,9 @@ from hive.domain import DockerSpec, Limits
 from hive.host.engine import Frames
 from hive.host.process import ProcessTable
 from hive.link.specs import SandboxSpec
-from hive.sandbox.container import RunningContainer
-from hive.sandbox.container_group import ContainerGroup
-from hive.sandbox.entering import EnteredProgram
+from hive.runtimes.container import RunningContainer
+from hive.runtimes.container_group import ContainerGroup
+from hive.runtimes.entering import EnteredProgram
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests import docker_engine

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hive.sandbox.closed_paths import why_unread
-from hive.sandbox.runtime import SaysWhy
+from hive.runtimes.closed_paths import why_unread
+from hive.runtimes.runtime import SaysWhy
+from hive.runtimes.template import has_ended
 from hive.sandbox.server import make_directories
-from hive.sandbox.template import has_ended
 from hive.settings.table import Paths
 from tests.nobody import NOBODY
 from tests.sandbox.benches import MARKS

@@ -1,4 +1,4 @@
-"""Promises of every runtime (hive/sandbox/runtime.py), shown on each of them: real processes, a real Docker engine.
+"""Promises of every runtime (hive/runtimes/runtime.py), shown on each of them: real processes, a real Docker engine.
 
 The virtual machines' bench is `bench_firecracker.py`; unit_conformance_inside.py shows them on units of systemd.
 """
@@ -21,7 +21,7 @@ import pytest
 from hive.domain import Limits
 from hive.errors import NotSupported, TimedOut, WrongState
 from hive.host.process import Identity, ProcessTable, boot_id, has_environment
-from hive.sandbox.runtime import RunningAgent
+from hive.runtimes.runtime import RunningAgent
 from hive.settings.table import Paths
 from tests.sandbox import bench_firecracker
 from tests.sandbox.benches import (

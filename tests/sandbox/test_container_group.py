@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hive.host.cgroup import mount_of_v1
-from hive.sandbox.container_group import ContainerGroup, container_of, find_container, is_first, paths_of
+from hive.runtimes.container_group import ContainerGroup, container_of, find_container, is_first, paths_of
 
 ID = "0c6161cba51ca96072fe1696f0a78247a61664376b50141297a102115aec2dbf"
 HYBRID = f"6:freezer:/docker/{ID}\n2:cpu,cpuacct:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/docker/{ID}\n"

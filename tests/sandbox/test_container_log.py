@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.host.engine import Engine, EngineLogEntry
-from hive.sandbox.container_log import (
+from hive.runtimes.container_log import (
     ContainerLog,
     Position,
     advanced,
@@ -17,7 +17,7 @@ from hive.sandbox.container_log import (
     read_position,
     write_position,
 )
-from hive.sandbox.log_process import append
+from hive.runtimes.log_process import append
 
 
 def entry(moment: int, number: int) -> EngineLogEntry:

@@ -30,7 +30,7 @@ from hive.link.client import LinkClient
 from hive.link.helper import Dial, Dialled, dialled
 from hive.link.messages import Hello
 from hive.link.server import bind_private
-from hive.sandbox import dialling
+from hive.runtimes import dialling
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.descriptors import open_descriptors

@@ -31,9 +31,9 @@ from hive.errors import (
 )
 from hive.host.process import ProcessTable
 from hive.link.server import bind_private
-from hive.sandbox.container import RunningContainer
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.log_process import append
+from hive.runtimes.container import RunningContainer
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.log_process import append
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine

@@ -18,9 +18,9 @@ from hive.domain import Limits
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host.process import ProcessTable
 from hive.link.specs import SandboxSpec
-from hive.sandbox.container import RunningContainer
-from hive.sandbox.container_notes import Notes
-from hive.sandbox.docker import DockerRuntime
+from hive.runtimes.container import RunningContainer
+from hive.runtimes.container_notes import Notes
+from hive.runtimes.docker import DockerRuntime
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine

@@ -27,10 +27,10 @@ from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Done, Hello
 from hive.link.specs import SandboxSpec
-from hive.sandbox import vmm
-from hive.sandbox.log_process import append
-from hive.sandbox.machine_dir import MachineDir
-from hive.sandbox.runtime import NO_EXEC
+from hive.runtimes import vmm
+from hive.runtimes.log_process import append
+from hive.runtimes.machine_dir import MachineDir
+from hive.runtimes.runtime import NO_EXEC
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.fakes.firecracker_programs import make_programs
@@ -364,7 +364,7 @@ async def test_a_machine_that_does_not_come_up_leaves_nothing(
 async def test_one_that_does_not_answer_in_time_is_ended(
     bench: FirecrackerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hive.sandbox.firecracker.UP_S", 0.1)
+    monkeypatch.setattr("hive.runtimes.firecracker.UP_S", 0.1)
     spec = await prepared(bench, bench.spec(A, "idle"))
     bench.programs.fault("api-late", "30")
     with pytest.raises(TimedOut, match="did not answer"):

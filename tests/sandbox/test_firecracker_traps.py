@@ -23,9 +23,9 @@ import pytest
 
 from hive.errors import HiveError, NotSupported, TimedOut, WrongState
 from hive.host.process import ProcessTable
-from hive.sandbox import vmm
-from hive.sandbox.machine import RunningMachine
-from hive.sandbox.machine_dir import MachineDir
+from hive.runtimes import vmm
+from hive.runtimes.machine import RunningMachine
+from hive.runtimes.machine_dir import MachineDir
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
@@ -248,7 +248,7 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from hive.link.specs import SandboxSpec
-from hive.sandbox.firecracker import FirecrackerRuntime
+from hive.runtimes.firecracker import FirecrackerRuntime
 from hive.settings.table import Paths, Sandbox
 state, runtime, firecracker, jailer, base, kvm, agent, mark, spec = sys.argv[1:]
 settings = Sandbox(firecracker=firecracker, jailer=jailer, chroot_base=base)
@@ -393,7 +393,7 @@ async def test_trap_21_a_vmm_that_is_stopped_is_not_believed_to_run(bench: Firec
 
 
 async def test_trap_21_what_a_stranger_did_is_noticed(bench: FirecrackerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hive.sandbox.machine.REFRESH_S", 0.0)
+    monkeypatch.setattr("hive.runtimes.machine.REFRESH_S", 0.0)
     running = await bench.start(A, "ticks")
     stranger = vmm.Vmm(bench.top(A) / "root/run/api.sock", pid=running.run.main.pid)
     await stranger.call(vmm.PAUSE)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.errors import NotFound, NotPermitted
-from hive.sandbox.home import make_home, remove_tree, trim_log
-from hive.sandbox.log_process import open_log
+from hive.runtimes.home import make_home, remove_tree, trim_log
+from hive.runtimes.log_process import open_log
 
 
 def test_a_new_home_is_private_and_an_old_one_made_private_again(tmp_path: Path) -> None:

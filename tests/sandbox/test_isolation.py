@@ -23,8 +23,8 @@ from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import NotSupported
 from hive.link.server import bind_private
 from hive.link.specs import SandboxSpec
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.runtime import Runtime
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.runtime import Runtime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths, Sandbox
 from hive.store.database import Database

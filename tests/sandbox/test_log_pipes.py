@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.host.process import identify
-from hive.sandbox import log_process
-from hive.sandbox.log_pipes import reading
-from hive.sandbox.log_process import LOCK, NEW, OVER, append, cut_back
+from hive.runtimes import log_process
+from hive.runtimes.log_pipes import reading
+from hive.runtimes.log_process import LOCK, NEW, OVER, append, cut_back
 from hive.settings.table import Paths
 from tests.sandbox.harness import (
     PYTHON,
@@ -229,7 +229,7 @@ async def test_the_last_words_wait_for_a_reader_that_starts_late(
         f"import runpy, time\ntime.sleep(1)\nrunpy.run_path({log_process.__file__!r}, run_name='__main__')\n"
     )
     monkeypatch.setattr(log_process, "__file__", str(late))
-    monkeypatch.setattr("hive.sandbox.log_pipes.LAST_WORDS_S", 0.05)
+    monkeypatch.setattr("hive.runtimes.log_pipes.LAST_WORDS_S", 0.05)
     await daemon.client.define(A, spec(paths, A, ["echo", "said at the end"]))
     await daemon.client.start(A)
     await until(lambda: daemon.ended)

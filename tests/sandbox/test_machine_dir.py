@@ -15,7 +15,7 @@ import pytest
 
 from hive.errors import NotFound, NotPermitted, WrongState
 from hive.host.process import ProcessTable
-from hive.sandbox.machine_dir import DISK, KERNEL, MachineDir, Note, all_in
+from hive.runtimes.machine_dir import DISK, KERNEL, MachineDir, Note, all_in
 
 ROOT = os.geteuid() == 0
 OWNER = (71801, 71801) if ROOT else None

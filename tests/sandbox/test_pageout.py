@@ -20,8 +20,8 @@ from hive.host.memory import advise_pageout
 from hive.host.paging import choose
 from hive.host.process import Identity, identify
 from hive.link.helper import PagedOut
-from hive.sandbox import pageout
-from hive.sandbox.pageout import SLICE_BYTES, by_reclaim, slices, why_not
+from hive.runtimes import pageout
+from hive.runtimes.pageout import SLICE_BYTES, by_reclaim, slices, why_not
 from hive.settings.table import Paths
 from hive.tasks import spawn
 from tests.nobody import run_as_nobody
@@ -317,7 +317,7 @@ async def test_without_swap_nothing_changes_and_it_is_said_why(paths: Paths, dae
 AS_A_USER = """
 import asyncio, os, signal, subprocess
 from hive.errors import NotSupported
-from hive.sandbox.pageout import page_out, why_not
+from hive.runtimes.pageout import page_out, why_not
 child = subprocess.Popen(["sleep", "100"])
 child.send_signal(signal.SIGSTOP)
 print(why_not(None))

@@ -20,11 +20,11 @@ import pytest
 from hive.domain import Limits
 from hive.host.process import ProcessTable, real_uid
 from hive.link.specs import SandboxSpec
-from hive.sandbox import template as template_module
-from hive.sandbox.process import ProcessRuntime, RunningProcess
+from hive.runtimes import template as template_module
+from hive.runtimes.process import ProcessRuntime, RunningProcess
+from hive.runtimes.template import has_ended
+from hive.runtimes.template_fit import note_of
 from hive.sandbox.server import make_directories
-from hive.sandbox.template import has_ended
-from hive.sandbox.template_fit import note_of
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
 from tests.sandbox.benches import MARKS, printed
@@ -301,9 +301,9 @@ import asyncio, os, sys, tempfile
 from pathlib import Path
 from hive.host import parent
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.server import make_directories
-from hive.sandbox.template import has_ended
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 
 async def main(top):
@@ -344,9 +344,9 @@ from pathlib import Path
 import hive
 from hive.host import parent
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.server import make_directories
-from hive.sandbox.template import has_ended
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 
 async def main(top):
@@ -434,7 +434,7 @@ async def test_a_template_that_lies_is_not_believed_and_the_agent_is_a_program(
     chosen = template(paths, python=str(liar), env={"LIE": lie})
     code = "import os, time; print(f'ran as {os.getpid()}', flush=True); time.sleep(1000)"
     spec = template_spec(paths, A, ["-c", code], template=chosen, limits=Limits(files=77))
-    monkeypatch.setattr("hive.sandbox.process.exec_of", lambda command, python: [PYTHON, *command])
+    monkeypatch.setattr("hive.runtimes.process.exec_of", lambda command, python: [PYTHON, *command])
     running = await started(processes, spec)
     assert not running.run.template
     await until(lambda: "ran as" in printed(spec))

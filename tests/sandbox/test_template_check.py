@@ -16,7 +16,7 @@ import pytest
 
 from hive.errors import WrongState
 from hive.host.cgroup import own_cgroup
-from hive.sandbox.template_check import (
+from hive.runtimes.template_check import (
     ChildFacts,
     ExpectedChild,
     OpenFile,

@@ -19,8 +19,8 @@ from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, NotPerm
 from hive.host import systemd
 from hive.host.systemd import ServiceEnd
 from hive.link.specs import SandboxSpec
-from hive.sandbox import unit_plan
-from hive.sandbox.unit_plan import Network, Places
+from hive.runtimes import unit_plan
+from hive.runtimes.unit_plan import Network, Places
 
 SPEC = SandboxSpec(
     name="ann", command=["sleep", "9"], env={}, home="/var/lib/hive/agents/a1", log="/var/lib/hive/logs/a1", uid=70001

@@ -19,8 +19,8 @@ from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.host.firecracker import why_not_pause
 from hive.http_answer import HEAD_MAX_BYTES
-from hive.sandbox import vmm
-from hive.sandbox.vmm import Vmm, VmmCall
+from hive.runtimes import vmm
+from hive.runtimes.vmm import Vmm, VmmCall
 from tests.fakes import fake_vmm_api
 from tests.listening import Talk, listening
 from tests.sandbox.harness import until

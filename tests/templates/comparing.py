@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from hive.link.specs import SandboxSpec
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.template import has_ended
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 from tests.sandbox.benches import MARKS, printed
 from tests.sandbox.harness import PYTHON, A, template, template_spec, until

@@ -17,7 +17,7 @@ from typing import Any
 from hive.domain import MOUNTED_SOCKET, Limits
 from hive.errors import BadRequest, NotPermitted, NotSupported
 from hive.link.specs import SandboxSpec
-from hive.sandbox import home
+from hive.runtimes import home
 from hive.settings.table import Paths
 
 HOME = "/home/agent"

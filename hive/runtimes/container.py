@@ -24,14 +24,14 @@ from hive.host.engine import ANSWER_S, Engine
 from hive.host.files import storage_error
 from hive.host.process import ProcessTable, wait_until_over
 from hive.link.helper import PagedOut, Stat
-from hive.sandbox import pageout
-from hive.sandbox.container_exec import enter_container
-from hive.sandbox.container_group import ContainerGroup, GroupUsage
-from hive.sandbox.container_log import ContainerLog
-from hive.sandbox.container_notes import Notes
-from hive.sandbox.dialling import to_port
-from hive.sandbox.entering import Entered, EnteredProgram
-from hive.sandbox.runtime import Run
+from hive.runtimes import pageout
+from hive.runtimes.container_exec import enter_container
+from hive.runtimes.container_group import ContainerGroup, GroupUsage
+from hive.runtimes.container_log import ContainerLog
+from hive.runtimes.container_notes import Notes
+from hive.runtimes.dialling import to_port
+from hive.runtimes.entering import Entered, EnteredProgram
+from hive.runtimes.runtime import Run
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

@@ -22,7 +22,7 @@ from hive.host.cgroup import Leaf
 from hive.host.process import exit_code
 from hive.link.execution import TerminalSize
 from hive.link.specs import SandboxSpec
-from hive.sandbox.signals import SignalGroup
+from hive.runtimes.signals import SignalGroup
 
 RUN_MARK = "HIVE_EXEC"
 """In the environment of such a program and of all it starts: by it the next helper finds what a killed one left."""

@@ -17,8 +17,8 @@ from hive.host.process import Identity, ancestors, wait_until_over
 from hive.host.rollup import read_rollups
 from hive.link.helper import Templates, TemplateStat
 from hive.link.specs import TemplateSpec
-from hive.sandbox.template import Distrusted, ForkOrder, Template, TemplatePlaces, TemplateProcess, WaitingChild
-from hive.sandbox.template_check import (
+from hive.runtimes.template import Distrusted, ForkOrder, Template, TemplatePlaces, TemplateProcess, WaitingChild
+from hive.runtimes.template_check import (
     ExpectedChild,
     OpenFile,
     filters_of,

@@ -16,8 +16,8 @@ from pathlib import Path
 from hive.domain import PROGRAM_PATH, Limits
 from hive.host.systemd import Properties, quoted
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox import unit_plan
-from hive.sandbox.unit_plan import Places
+from hive.runtimes import unit_plan
+from hive.runtimes.unit_plan import Places
 
 UNIT = "hive-template@{}.service"
 STUB_S = 20

@@ -17,11 +17,20 @@ from hive.errors import HiveError, WrongState
 from hive.host import systemd
 from hive.host.cgroup import Leaf, own_cgroup
 from hive.host.process import Identity, identify
-from hive.sandbox import unit_plan
-from hive.sandbox.entering import GROUP, KILL_S, Channels, Entered, EnteredHere, EnteredProgram, make_channels, readable
-from hive.sandbox.process import environment_inside
-from hive.sandbox.runtime import Run
-from hive.sandbox.unit_plan import Network, Places, exec_unit_of
+from hive.runtimes import unit_plan
+from hive.runtimes.entering import (
+    GROUP,
+    KILL_S,
+    Channels,
+    Entered,
+    EnteredHere,
+    EnteredProgram,
+    make_channels,
+    readable,
+)
+from hive.runtimes.process import environment_inside
+from hive.runtimes.runtime import Run
+from hive.runtimes.unit_plan import Network, Places, exec_unit_of
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

@@ -17,8 +17,8 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, identify, spawn, wait_until_over, write_control
 from hive.link.specs import TemplateSpec
-from hive.sandbox.template import StartOrder, has_ended
-from hive.sandbox.template_fit import HOME
+from hive.runtimes.template import StartOrder, has_ended
+from hive.runtimes.template_fit import HOME
 from hive.templates import handed_over
 
 KILL_S = 2.0

@@ -20,13 +20,13 @@ from hive.host import systemd
 from hive.host.cgroup import Leaf
 from hive.host.process import Identity, identify, write_control
 from hive.link.specs import TemplateSpec
-from hive.sandbox import syscall_filter, template_unit_plan
-from hive.sandbox.entering import readable
-from hive.sandbox.template import StartOrder
-from hive.sandbox.template_check import namespaces_of
-from hive.sandbox.template_process import environment_of_template
-from hive.sandbox.template_unit_plan import template_unit_of
-from hive.sandbox.unit_plan import SLICE, Places
+from hive.runtimes import syscall_filter, template_unit_plan
+from hive.runtimes.entering import readable
+from hive.runtimes.template import StartOrder
+from hive.runtimes.template_check import namespaces_of
+from hive.runtimes.template_process import environment_of_template
+from hive.runtimes.template_unit_plan import template_unit_of
+from hive.runtimes.unit_plan import SLICE, Places
 from hive.templates import connect, handed_over
 
 log = logging.getLogger("hive.sandbox")

@@ -43,20 +43,20 @@ from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.helper import PagedOut, dialled
 from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
-from hive.sandbox import home, pageout, syscall_filter, template_unit_plan, unit_handover, unit_plan
-from hive.sandbox.container_group import paths_of
-from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
-from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
-from hive.sandbox.process_fork import forked_from, order_of
-from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
-from hive.sandbox.template_fit import said_of, why_not_forked
-from hive.sandbox.template_process import environment_of_template
-from hive.sandbox.template_unit import UnitTemplates
-from hive.sandbox.templates import TemplateTable
-from hive.sandbox.templates import label as template_label
-from hive.sandbox.unit_exec import enter_unit, write_script
-from hive.sandbox.unit_handover import RunningStub
-from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
+from hive.runtimes import home, pageout, syscall_filter, template_unit_plan, unit_handover, unit_plan
+from hive.runtimes.container_group import paths_of
+from hive.runtimes.entering import Entered, EnteredProgram, kill_groups
+from hive.runtimes.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
+from hive.runtimes.process_fork import forked_from, order_of
+from hive.runtimes.runtime import Run, RunningAgent, SocketPlace
+from hive.runtimes.template_fit import said_of, why_not_forked
+from hive.runtimes.template_process import environment_of_template
+from hive.runtimes.template_unit import UnitTemplates
+from hive.runtimes.templates import TemplateTable
+from hive.runtimes.templates import label as template_label
+from hive.runtimes.unit_exec import enter_unit, write_script
+from hive.runtimes.unit_handover import RunningStub
+from hive.runtimes.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
 from hive.settings.table import Paths, Sandbox
 
 log = logging.getLogger("hive.sandbox")

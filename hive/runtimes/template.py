@@ -23,8 +23,8 @@ import msgspec
 from hive.errors import DependencyDown, HiveError, NotSupported, TimedOut, WrongState
 from hive.host.process import Identity, identify, wait_until_over
 from hive.link.specs import TemplateSpec
-from hive.sandbox.entering import readable
-from hive.sandbox.template_check import OpenFile, pid_of
+from hive.runtimes.entering import readable
+from hive.runtimes.template_check import OpenFile, pid_of
 
 log = logging.getLogger("hive.sandbox")
 

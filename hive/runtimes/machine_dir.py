@@ -19,7 +19,7 @@ import msgspec
 
 from hive.errors import HiveError, NotFound, NotPermitted, WrongState
 from hive.host.process import ProcessTable
-from hive.sandbox.home import remove_tree
+from hive.runtimes.home import remove_tree
 
 ROOT, RUN, API, VSOCK = "root", "run", "api.sock", "v.sock"
 KERNEL, INITRD, ROOTFS, DISK = "kernel", "initrd", "rootfs", "disk"

@@ -12,8 +12,8 @@ from typing import Any
 from hive.errors import HiveError, TimedOut
 from hive.host.engine import Engine
 from hive.host.process import Identity, identify
-from hive.sandbox.entering import KILL_S, Entered, EnteredProgram, readable
-from hive.sandbox.signals import SignalGroup
+from hive.runtimes.entering import KILL_S, Entered, EnteredProgram, readable
+from hive.runtimes.signals import SignalGroup
 
 log = logging.getLogger("hive.sandbox")
 

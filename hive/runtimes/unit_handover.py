@@ -32,10 +32,10 @@ from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut
 from hive.host import systemd
 from hive.host.cgroup import Leaf, mount_of_v1
 from hive.host.process import Identity, identify, write_control
-from hive.sandbox import template_unit_plan
-from hive.sandbox.process import look_again
-from hive.sandbox.template import WaitingChild
-from hive.sandbox.unit_plan import LEAF
+from hive.runtimes import template_unit_plan
+from hive.runtimes.process import look_again
+from hive.runtimes.template import WaitingChild
+from hive.runtimes.unit_plan import LEAF
 
 NOTIFY = "/run/systemd/notify"
 JOURNAL = "/run/systemd/journal/stdout"

@@ -37,13 +37,13 @@ from hive.host.process import Identity, ProcessTable, identify, spawn
 from hive.link.helper import dialled
 from hive.link.server import PATH_MAX_BYTES
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
-from hive.sandbox import home, pageout, vmm
-from hive.sandbox.log_pipes import AgentOutput, LogPipes
-from hive.sandbox.machine import ENDS_S, RunningMachine
-from hive.sandbox.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
-from hive.sandbox.process import check_user, group_of, log_pipes_of, trim_if_its_own
-from hive.sandbox.runtime import NO_EXEC, Run, RunningAgent, SocketPlace
-from hive.sandbox.vmm import PAUSED, RUNNING, START, Vmm
+from hive.runtimes import home, pageout, vmm
+from hive.runtimes.log_pipes import AgentOutput, LogPipes
+from hive.runtimes.machine import ENDS_S, RunningMachine
+from hive.runtimes.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
+from hive.runtimes.process import check_user, group_of, log_pipes_of, trim_if_its_own
+from hive.runtimes.runtime import NO_EXEC, Run, RunningAgent, SocketPlace
+from hive.runtimes.vmm import PAUSED, RUNNING, START, Vmm
 from hive.settings.table import Paths, Sandbox
 
 log = logging.getLogger("hive.sandbox")

@@ -15,8 +15,8 @@ from hive.errors import BackendDown, BackendTimeout, NotSupported, Saturated, Wr
 from hive.host import netns
 from hive.host.http_call import connect_unix
 from hive.link.server import peer_of
-from hive.sandbox.jail import found_in
-from hive.sandbox.runtime import Dialable, RunningAgent
+from hive.runtimes.jail import found_in
+from hive.runtimes.runtime import Dialable, RunningAgent
 
 CONNECT_S = 2.0
 """A connect to a program whose backlog is full is tried again by the caller's proxy, as long as the caller waits."""

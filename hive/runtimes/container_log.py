@@ -19,7 +19,7 @@ import msgspec
 
 from hive.errors import HiveError, NotFound
 from hive.host.engine import Engine, EngineLogEntry, Frames, as_since, parse_entry
-from hive.sandbox.log_process import append, cut_back
+from hive.runtimes.log_process import append, cut_back
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

@@ -17,11 +17,11 @@ from hive.host.limits import Fence, Fences
 from hive.host.process import ProcessStat, ProcessTable, differing_limits, limits_of_spawned, own_umask, write_control
 from hive.link.script_form import script_of
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.log_pipes import AgentOutput, LogPipes
-from hive.sandbox.runtime import Run
-from hive.sandbox.template import ForkOrder
-from hive.sandbox.template_check import namespaces_of
-from hive.sandbox.templates import TemplateTable, label
+from hive.runtimes.log_pipes import AgentOutput, LogPipes
+from hive.runtimes.runtime import Run
+from hive.runtimes.template import ForkOrder
+from hive.runtimes.template_check import namespaces_of
+from hive.runtimes.templates import TemplateTable, label
 
 
 class ForkGround(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hive.link.script_form import script_of
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 
 READ_LATER = frozenset(
     {

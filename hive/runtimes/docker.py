@@ -20,13 +20,13 @@ from hive.host.engine import Engine, filters
 from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.helper import dialled
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
-from hive.sandbox import container_log, container_spec, home, pageout
-from hive.sandbox.container import RunningContainer
-from hive.sandbox.container_group import find_container
-from hive.sandbox.container_log import ContainerLog
-from hive.sandbox.container_notes import Notes
-from hive.sandbox.container_spec import SOCKET_NAME, NetworkKind
-from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
+from hive.runtimes import container_log, container_spec, home, pageout
+from hive.runtimes.container import RunningContainer
+from hive.runtimes.container_group import find_container
+from hive.runtimes.container_log import ContainerLog
+from hive.runtimes.container_notes import Notes
+from hive.runtimes.container_spec import SOCKET_NAME, NetworkKind
+from hive.runtimes.runtime import Run, RunningAgent, SocketPlace
 from hive.settings.table import Paths, Sandbox
 from hive.tasks import spawn
 

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from hive.errors import HiveError
 from hive.host.process import identify, spawn
-from hive.sandbox import log_process
-from hive.sandbox.log_process import LOCK, NEW, OVER, open_log
+from hive.runtimes import log_process
+from hive.runtimes.log_process import LOCK, NEW, OVER, open_log
 
 log = logging.getLogger("hive.sandbox")
 

@@ -22,13 +22,13 @@ from hive.host.firecracker import why_not_pause
 from hive.host.limits import Fence
 from hive.host.process import ProcessTable, exit_code, wait_until_over
 from hive.link.helper import PagedOut, Stat
-from hive.sandbox import pageout, vmm
-from hive.sandbox.dialling import to_vmm
-from hive.sandbox.log_pipes import AgentOutput
-from hive.sandbox.machine_dir import MachineDir
-from hive.sandbox.process import ProcessGroup, remove_groups
-from hive.sandbox.runtime import Run
-from hive.sandbox.vmm import PAUSED, RUNNING, Vmm
+from hive.runtimes import pageout, vmm
+from hive.runtimes.dialling import to_vmm
+from hive.runtimes.log_pipes import AgentOutput
+from hive.runtimes.machine_dir import MachineDir
+from hive.runtimes.process import ProcessGroup, remove_groups
+from hive.runtimes.runtime import Run
+from hive.runtimes.vmm import PAUSED, RUNNING, Vmm
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

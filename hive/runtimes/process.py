@@ -35,16 +35,16 @@ from hive.host.process import (
 from hive.link.helper import PagedOut, Stat, dialled
 from hive.link.script_form import exec_of
 from hive.link.specs import RuntimeCapabilities, SandboxSpec, TemplateSpec
-from hive.sandbox import home, pageout, process_fork
-from hive.sandbox.closed_paths import why_unread
-from hive.sandbox.dialling import to_port
-from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
-from hive.sandbox.log_pipes import AgentOutput, LogPipes
-from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
-from hive.sandbox.signals import SignalGroup
-from hive.sandbox.template_fit import said_of, why_not_forked
-from hive.sandbox.template_process import ProcessTemplates, environment_of_template
-from hive.sandbox.templates import TemplateTable
+from hive.runtimes import home, pageout, process_fork
+from hive.runtimes.closed_paths import why_unread
+from hive.runtimes.dialling import to_port
+from hive.runtimes.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
+from hive.runtimes.log_pipes import AgentOutput, LogPipes
+from hive.runtimes.runtime import Run, RunningAgent, SocketPlace
+from hive.runtimes.signals import SignalGroup
+from hive.runtimes.template_fit import said_of, why_not_forked
+from hive.runtimes.template_process import ProcessTemplates, environment_of_template
+from hive.runtimes.templates import TemplateTable
 from hive.settings.table import Paths
 
 log = logging.getLogger("hive.sandbox")
