@@ -29,7 +29,7 @@ from hive.sandbox.supervised_agent import FreezeLimits as Waits
 from hive.settings.table import Paths, Settings
 from tests.sandbox.harness import Daemon, until
 
-pytest.register_assert_rewrite("tests.sandbox.test_conformance")
+pytest.register_assert_rewrite("tests.runtimes.test_conformance")
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))
 GROUPS = (find_mount(Path("/proc/self/mounts").read_text()) or Path()) / "hive.slice/hive-agents.slice"
 SETTINGS = Settings().sandbox

@@ -21,7 +21,7 @@ from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
-from tests.sandbox.benches import KINDS, docker_spec, printed
+from tests.runtimes.benches import KINDS, docker_spec, printed
 from tests.sandbox.harness import A, B, Daemon, spec, until
 
 pytestmark = pytest.mark.docker

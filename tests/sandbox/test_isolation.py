@@ -29,8 +29,8 @@ from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths, Sandbox
 from hive.store.database import Database
 from tests import docker_engine
-from tests.sandbox.benches import docker_spec
-from tests.sandbox.containers import WITH_PROGRAMS
+from tests.runtimes.benches import docker_spec
+from tests.runtimes.containers import WITH_PROGRAMS
 from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hive.link.specs import SandboxSpec
 from hive.runtimes.process import ProcessRuntime
 from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
-from tests.sandbox.benches import MARKS, printed
+from tests.runtimes.benches import MARKS, printed
 from tests.sandbox.harness import PYTHON, A, template, template_spec, until
 
 FACTS = Path(__file__).with_name("facts.py")

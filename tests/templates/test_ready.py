@@ -22,7 +22,7 @@ from hive.runtimes.process import ProcessRuntime, RunningProcess
 from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
-from tests.sandbox.benches import MARKS, printed
+from tests.runtimes.benches import MARKS, printed
 from tests.sandbox.harness import PYTHON, A, B, alive, template, template_spec, uid_of, until
 from tests.templates.comparing import FACTS, SPOILT, compared
 

@@ -15,7 +15,7 @@ from hive.runtimes.template import has_ended
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.nobody import NOBODY
-from tests.sandbox.benches import MARKS
+from tests.runtimes.benches import MARKS
 from tests.sandbox.harness import PYTHON, A, runtime, spec, until
 
 

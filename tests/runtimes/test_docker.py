@@ -38,8 +38,8 @@ from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
-from tests.sandbox.benches import MARKS, Floor, docker_spec, printed
-from tests.sandbox.containers import (
+from tests.runtimes.benches import MARKS, Floor, docker_spec, printed
+from tests.runtimes.containers import (
     COUNTS,
     FILLS,
     ROOT,

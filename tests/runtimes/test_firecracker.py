@@ -34,7 +34,7 @@ from hive.runtimes.runtime import NO_EXEC
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.fakes.firecracker_programs import make_programs
-from tests.sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
+from tests.runtimes.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
 from tests.sandbox.harness import A, B, Daemon, uid_of, until
 
 ROOT = os.geteuid() == 0

@@ -25,8 +25,8 @@ from hive.runtimes.runtime import RunningAgent
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths, Sandbox
 from tests.fakes.firecracker_programs import VERSION, Programs, make_programs
+from tests.runtimes.benches import printed
 from tests.sandbox import harness
-from tests.sandbox.benches import printed
 
 KINDS = {"idle": "idle", "burn": "burn", "exit7": "exit7", "stubborn": "stubborn"}
 MARK = f"HIVE_MARK={secrets.token_hex(16)}"

@@ -34,7 +34,7 @@ from hive.runtimes import dialling
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.descriptors import open_descriptors
-from tests.sandbox.bench_firecracker import FirecrackerBench, open_bench, open_direct
+from tests.runtimes.bench_firecracker import FirecrackerBench, open_bench, open_direct
 from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec, until
 
 Connect = Callable[..., Awaitable[Daemon]]

@@ -2,7 +2,7 @@
 
 On a fake that stops its whole event loop as the real one does; `HIVE_FIRECRACKER` runs on a real one what needs no
 fault. 1 to 5, 7 to 9, 11, 12, 22, 24 and 25 are the daemon's and the proxy's; 14 is Docker's, 15 systemd's, 17 is
-tests/sandbox/test_pageout.py, but for what only a machine has.
+tests/runtimes/test_pageout.py, but for what only a machine has.
 """
 
 # ruff: noqa: ASYNC220 - a helper that is to be killed is started the simple way
@@ -28,7 +28,7 @@ from hive.runtimes.machine import RunningMachine
 from hive.runtimes.machine_dir import MachineDir
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
-from tests.sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
+from tests.runtimes.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
 from tests.sandbox.harness import A, B, until
 
 

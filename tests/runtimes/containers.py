@@ -21,7 +21,7 @@ from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests import docker_engine
 from tests.docker_engine import DockerEngine, PrivateEngine
-from tests.sandbox.benches import DockerBench, Floor, printed
+from tests.runtimes.benches import DockerBench, Floor, printed
 from tests.sandbox.harness import A, until
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="agents have a user of their own only where Hive is root")

@@ -23,8 +23,8 @@ from hive.errors import NotSupported, TimedOut, WrongState
 from hive.host.process import Identity, ProcessTable, boot_id, has_environment
 from hive.runtimes.runtime import RunningAgent
 from hive.settings.table import Paths
-from tests.sandbox import bench_firecracker
-from tests.sandbox.benches import (
+from tests.runtimes import bench_firecracker
+from tests.runtimes.benches import (
     MARKS,
     Bench,
     Floor,

@@ -27,7 +27,7 @@ from hive.runtimes.template_fit import note_of
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
-from tests.sandbox.benches import MARKS, printed
+from tests.runtimes.benches import MARKS, printed
 from tests.sandbox.harness import (
     PYTHON,
     A,
