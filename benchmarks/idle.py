@@ -45,7 +45,7 @@ from hive.link.link import Link, LinkReply
 from hive.link.message import LinkMessage
 from hive.link.messages import Activities, Activity, Done, Hello
 from hive.link.server import LinkServer
-from hive.sandbox.log_pipes import reading
+from hive.runtimes.log_pipes import reading
 from hive.settings.table import InferenceSection, Paths, Settings
 from hive.store import agents as agents_store
 from hive.store.database import Database

@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE / "tests" / "fakes"), str(HERE / "tests"), str(HERE)]
 from idle import whole_hive
 from journeys.stack import PROCESSES, Stack
 
-from hive.sandbox.log_pipes import reading
+from hive.runtimes.log_pipes import reading
 from hive.settings.table import Paths
 
 PROMISED_MIB = 98.0
@@ -36,7 +36,7 @@ PROGRAMS = {
     "daemon": "hive.cli.service_starts hive.daemon",
     "proxy": "hive.cli.service_starts hive.proxy.server",
     "sandbox": "hive.cli.service_starts hive.sandbox.server",
-    "logs": "hive.sandbox.log_process",
+    "logs": "hive.runtimes.log_process",
 }
 """The modules each process begins with."""
 REQUESTS = 20

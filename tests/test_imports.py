@@ -23,7 +23,7 @@ DATA = CONTROL | {"redis", "starlette", "uvicorn", "sqlite3", "http.client", "ur
         ("hive.proxy.server", DATA),
         ("hive.sandbox.server", DATA),
         ("hive.bodies.body_worker", DATA | {"asyncio", "ssl"}),
-        ("hive.sandbox.log_process", DATA | {"asyncio", "ssl", "msgspec"}),
+        ("hive.runtimes.log_process", DATA | {"asyncio", "ssl", "msgspec"}),
     ],
 )
 def test_a_process_does_without_what_it_does_not_need(module: str, without: set[str]) -> None:

@@ -35,6 +35,8 @@ DAEMON_PARTS = {"agents", "backends", "models", "link", "store", "sandbox.client
 """Parts that the services of the daemon are made of."""
 AROUND = LEAVES | {"files", "host", "store", "backends", "client", "sandbox.client"}
 """Imports permitted to the rooms around the services: those that install, check, back up and supervise them."""
+RUNTIMES = {"host", "link.execution", "link.helper", "link.script_form", "link.server", "link.specs"}
+"""Imports permitted to the ways an agent runs: of the link what is said to the helper, and who is at a socket."""
 
 ALLOWED: dict[str, set[str]] = {
     # A leaf may use other leaves; `settings` reads the file and the environment, so it is the largest of them.
@@ -56,11 +58,10 @@ ALLOWED: dict[str, set[str]] = {
     "slots.model_slots": LEAVES
     | {"host", "link", "backends.entries", "backends.models_dir", "adapters.directory"},  # its ids
     "holders": LEAVES | {"host", "link"},
-    "sandbox": LEAVES | {"host", "link", "slots", "holders"},
-    **dict.fromkeys(
-        ("sandbox.template_process", "sandbox.template_unit"),
-        LEAVES | {"host", "link", "sandbox", "templates.handed_over", "templates.connect"},  # they hand them over
-    ),
+    "runtimes": LEAVES | RUNTIMES,
+    "runtimes.template_process": LEAVES | RUNTIMES | {"templates.handed_over"},  # they hand them over
+    "runtimes.template_unit": LEAVES | RUNTIMES | {"templates.handed_over", "templates.connect"},
+    "sandbox": LEAVES | {"host", "link", "slots", "holders", "runtimes"},
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "backends": LEAVES | {"models", "dialects"},
     **dict.fromkeys(
@@ -117,7 +118,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": LEAVES | {"wire", "dialects", "client", "host"},
     "install": AROUND,
     "doctor": AROUND | {"governance", "adapters", "link.server"},  # it asks who listens at the Docker engine's socket
-    "doctor.offline_status": AROUND | {"doctor", "sandbox.table", "sandbox.runtime"},  # what the helper noted
+    "doctor.offline_status": AROUND | {"doctor", "sandbox.table", "runtimes.runtime"},  # what the helper noted
     "doctor.checks.comfyui": AROUND | {"doctor", "runner.workflow"},  # the files that a runner reads
     "backup": AROUND,
     "up": AROUND | {"demo", "worker", "link.slots", "adapters"},
@@ -250,7 +251,11 @@ def test_every_room_is_in_the_table() -> None:
         ("proxy.forward", "daemon", True, False),
         ("wire.http1", "dialects.sse", False, False),
         ("agents.lifecycle", "sandbox.client.Sandbox", False, True),
-        ("agents.lifecycle", "sandbox.process", False, False),
+        ("agents.lifecycle", "sandbox.server", False, False),
+        ("agents.lifecycle", "runtimes.process", False, False),
+        ("sandbox.server", "runtimes.process.ProcessRuntime", False, True),
+        ("runtimes.process", "sandbox.listeners", False, False),
+        ("runtimes.process", "link.link", False, False),
         ("sandbox.server", "slots.model_slots.ModelSlots", False, True),
         ("slots.slot_units", "sandbox.server", False, False),
         ("demo.server", "wire.http1", False, True),

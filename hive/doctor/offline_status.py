@@ -27,7 +27,7 @@ from hive.host import program, systemd
 from hive.host.cgroup import Leaf
 from hive.host.files import free_bytes
 from hive.paths import api_sockets, runtime_dir
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 from hive.sandbox.table import noted_runs
 from hive.store import audit, explain, probe, reading
 from hive.store.database import plan_of

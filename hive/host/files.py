@@ -201,3 +201,10 @@ def translated(path: Path, *, act: str = "change") -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
             raise StoreFull(f"cannot write {path}: {error.strerror}") from error
         raise HiveError(f"cannot {act} {path}: {error.strerror}") from error
+
+
+def storage_error(error: OSError) -> HiveError:
+    """The Hive error for an operating system error of a disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"the disk is full: {error.filename or 'the state directory'}")
+    return HiveError(str(error))

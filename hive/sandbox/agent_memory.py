@@ -10,7 +10,7 @@ import msgspec
 
 from hive.host.charge import Charge, Pss, read_charge, read_pss
 from hive.link.helper import PagedOut, Stat
-from hive.sandbox.runtime import Measurable, RunningAgent
+from hive.runtimes.runtime import Measurable, RunningAgent
 from hive.sandbox.working_set import WorkingSet
 
 FRESH_S = 1.0

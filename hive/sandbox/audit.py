@@ -36,8 +36,8 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.link.server import peer_of
 from hive.link.slots import SlotPrepare, SlotStart, SlotStop
-from hive.sandbox import home
-from hive.sandbox.log_process import open_log
+from hive.runtimes import home
+from hive.runtimes.log_process import open_log
 from hive.slots.slot_run import SLOT_ID
 
 log = logging.getLogger("hive.sandbox")

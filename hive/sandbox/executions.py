@@ -12,7 +12,7 @@ from hive.errors import BadRequest, HiveError, Saturated, WrongState
 from hive.link.execution import Executed, Executing
 from hive.link.link import Link
 from hive.link.message import LinkMessage
-from hive.sandbox.entering import Entered
+from hive.runtimes.entering import Entered
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

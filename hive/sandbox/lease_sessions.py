@@ -15,7 +15,7 @@ import signal
 from hive.holders.hold import Hold, HolderUse, MemoryLook
 from hive.holders.records import HolderPlace
 from hive.host.process import Identity, ProcessTable
-from hive.sandbox.signals import SignalGroup
+from hive.runtimes.signals import SignalGroup
 
 LOOK_S = 1.0
 """Between looks for what came of them: a walk of /proc costs some 10 ms."""

@@ -13,7 +13,7 @@ from hive.errors import BadRequest, WrongState
 from hive.link.helper import Listener, ListenerGone
 from hive.link.link import Link
 from hive.link.server import PATH_MAX_BYTES, bind_private
-from hive.sandbox.jail import bind_in, unlink_in
+from hive.runtimes.jail import bind_in, unlink_in
 
 INNER_PATH = f"inner:127.0.0.1:{INNER_PORT}"
 

@@ -66,22 +66,22 @@ from hive.link.message import LinkMessage
 from hive.link.messages import PROTOCOL, Done, Hello
 from hive.link.server import LinkServer
 from hive.link.slots import AskServerProgram, SlotMoved, SlotProcess
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.entering import RUN_ID, RUN_MARK, left_by_others
+from hive.runtimes.firecracker import FirecrackerRuntime
+from hive.runtimes.process import ProcessRuntime, log_pipes_of
+from hive.runtimes.runtime import Runtime
+from hive.runtimes.templates import TemplateTable
+from hive.runtimes.unit import UnitRuntime
 from hive.sandbox import template_verbs
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
 from hive.sandbox.executions import Handed
-from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.lease_sessions import SessionPlaces
 from hive.sandbox.listeners import Listeners, clear_directory
-from hive.sandbox.process import ProcessRuntime, log_pipes_of
-from hive.sandbox.runtime import Runtime
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
 from hive.sandbox.table import AgentRecords
-from hive.sandbox.templates import TemplateTable
-from hive.sandbox.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
 from hive.slots import inference_units, model_slots, server_programs
 from hive.slots.model_slots import ModelSlots, described

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from hive.host.files import storage_error
 from hive.host.process import Identity
 from hive.host.record_files import RecordFiles
 from hive.link.slots import SlotGrant
-from hive.sandbox.table import storage_error
 
 log = logging.getLogger("hive.sandbox")
 

@@ -36,9 +36,9 @@ from hive.host.tail import last_lines
 from hive.http_answer import CallFailed, encode_request
 from hive.link.slots import ProcessState, SlotGrant
 from hive.paths import SUN_PATH_MAX
-from hive.sandbox.log_pipes import AgentOutput, LogPipes
+from hive.runtimes.log_pipes import AgentOutput, LogPipes
+from hive.runtimes.signals import SignalGroup
 from hive.sandbox.notify_socket import NotifySocket
-from hive.sandbox.signals import SignalGroup
 from hive.sandbox.slot_records import SlotRecord, SlotRecords
 from hive.settings.table import Paths
 from hive.slots.slot_run import LAST_LINES, WHY_LINES, RunningSlot, SlotEnd, SlotUse, last_of

@@ -15,6 +15,7 @@ import msgspec
 from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
+from hive.host.files import storage_error
 from hive.host.process import ProcessTable
 from hive.link.execution import Execute
 from hive.link.helper import Ended, Frozen, PagedOut, Started, Stat, Thawed
@@ -22,14 +23,14 @@ from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.specs import SandboxSpec
-from hive.sandbox import template_fit
+from hive.runtimes import template_fit
+from hive.runtimes.dialling import Dialler
+from hive.runtimes.entering import Enterable, EnteredProgram, command_inside
+from hive.runtimes.runtime import NO_EXEC, BringsInner, RunningAgent, Runtime, SaysWhy, SocketPlace
 from hive.sandbox.agent_memory import AgentMemory
-from hive.sandbox.dialling import Dialler
-from hive.sandbox.entering import Enterable, EnteredProgram, command_inside
 from hive.sandbox.executions import Executions, Handed
 from hive.sandbox.listeners import Listeners
-from hive.sandbox.runtime import NO_EXEC, BringsInner, RunningAgent, Runtime, SaysWhy, SocketPlace
-from hive.sandbox.table import AgentRecords, Record, storage_error
+from hive.sandbox.table import AgentRecords, Record
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

@@ -6,7 +6,6 @@ What is frozen is not in it: the kernel knows that, and no disk stands in the wa
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -15,10 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
-from hive.errors import ConfigError, HiveError, StoreFull
+from hive.errors import ConfigError, HiveError
 from hive.host import files
 from hive.link.specs import SandboxSpec
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 
 VERSION = 2
 WHOLE_VERSION = 1
@@ -195,11 +194,4 @@ def _translate(work: Callable[..., object], *arguments: object) -> None:
     try:
         work(*arguments)
     except OSError as error:
-        raise storage_error(error) from error
-
-
-def storage_error(error: OSError) -> HiveError:
-    """The Hive error for an operating system error of a disk."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"the disk is full: {error.filename or 'the state directory'}")
-    return HiveError(str(error))
+        raise files.storage_error(error) from error

@@ -8,7 +8,7 @@ from typing import Any
 from hive.errors import BadRequest, NotSupported
 from hive.link.helper import AskTemplates, RestartTemplate, Templates
 from hive.link.message import LinkMessage
-from hive.sandbox.templates import TemplateTable
+from hive.runtimes.templates import TemplateTable
 
 VERBS: frozenset[type[LinkMessage]] = frozenset({AskTemplates, RestartTemplate})
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from hive.errors import HiveError, WrongState
 from hive.host.cgroup import Subtree
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.firecracker import FirecrackerRuntime
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.runtime import Runtime
-from hive.sandbox.unit import UnitRuntime
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.firecracker import FirecrackerRuntime
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.runtime import Runtime
+from hive.runtimes.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
 
 log = logging.getLogger("hive.sandbox")

@@ -21,7 +21,7 @@ from itertools import islice
 from hive.host.memory import advise_willneed, read_swaps
 from hive.host.paging import is_on_a_disk
 from hive.host.process import Identity, identify
-from hive.sandbox.pageout import maps_of, slices
+from hive.runtimes.pageout import maps_of, slices
 
 PAGE_BYTES = 4096
 LONGEST_BYTES = 32 << 20

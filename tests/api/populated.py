@@ -43,8 +43,8 @@ from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
 from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
 from hive.link.tasks import RungRow, TaskRoute
+from hive.runtimes.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.allowed import Allowed
-from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.adapters import AdaptersSection

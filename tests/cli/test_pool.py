@@ -18,7 +18,7 @@ from hive.cli.call import COMPLETED_WITHIN_S
 from hive.cli.following import error_of
 from hive.domain import RuntimeKind
 from hive.link.requests import QueueIs, QueueView, UnderWay
-from hive.sandbox.process import ProcessRuntime, log_pipes_of
+from hive.runtimes.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.pool import ModelRow, PoolSection

@@ -35,7 +35,7 @@ from hive.files import up_flags
 from hive.host.process import identify
 from hive.link.specs import SandboxSpec
 from hive.paths import runtime_dir
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 from hive.sandbox.table import AgentRecords, Record
 from hive.settings.table import Paths
 from hive.store import audit

@@ -28,7 +28,7 @@ from hive.domain import AgentSpec, Role, RuntimeKind
 from hive.errors import HiveError
 from hive.host.process import read_stat
 from hive.link.messages import Activity
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Agents, InferenceSection, Paths, Settings, Sleep
 from hive.settings.table import DaemonSection as DaemonSettings

@@ -14,9 +14,9 @@ from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
 from hive.link.helper import AskRuntimes, Runtimes
 from hive.link.specs import RuntimeCapabilities
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.client import SandboxClient
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Sandbox
 from tests.control.box import Box, until

@@ -10,8 +10,8 @@ import msgspec
 from hive.host.process import ProcessTable
 from hive.link.helper import PagedOut, Stat
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.runtime import RunningAgent
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.runtime import RunningAgent
 
 AWAKE_BYTES = 90 << 20
 KEPT_BYTES = 9 << 20

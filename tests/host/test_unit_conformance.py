@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.host.test_unit import Results, names_in, run_inside
-from tests.sandbox import test_conformance
+from tests.runtimes import test_conformance
 
 INSIDE = ("unit_conformance_inside.py",)
 NAMES = [*(name for name in vars(test_conformance) if name.startswith("test_")), *names_in(INSIDE)]

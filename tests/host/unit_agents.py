@@ -22,14 +22,14 @@ from hive.domain import RuntimeKind
 from hive.host import systemd
 from hive.host.cgroup import find_mount, mount_of_v1
 from hive.link.specs import SandboxSpec
+from hive.runtimes.unit import UnitRuntime
+from hive.runtimes.unit_plan import agent_of, unit_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits as Waits
-from hive.sandbox.unit import UnitRuntime
-from hive.sandbox.unit_plan import agent_of, unit_of
 from hive.settings.table import Paths, Settings
 from tests.sandbox.harness import Daemon, until
 
-pytest.register_assert_rewrite("tests.sandbox.test_conformance")
+pytest.register_assert_rewrite("tests.runtimes.test_conformance")
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))
 GROUPS = (find_mount(Path("/proc/self/mounts").read_text()) or Path()) / "hive.slice/hive-agents.slice"
 SETTINGS = Settings().sandbox
@@ -51,7 +51,7 @@ import asyncio
 from pathlib import Path
 from hive.domain import RuntimeKind
 from hive.sandbox.server import HelperServer
-from hive.sandbox.unit import UnitRuntime
+from hive.runtimes.unit import UnitRuntime
 from hive.settings.table import Paths, Settings
 async def main():
     paths = Paths(Path("/var/lib/hive"), Path("/run/hive"))

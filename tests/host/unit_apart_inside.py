@@ -24,7 +24,7 @@ from hive.host import packet_filter
 from hive.link.client import LinkClient
 from hive.link.helper import Dial, Dialled, dialled
 from hive.link.messages import Hello
-from hive.sandbox import unit
+from hive.runtimes import unit
 from tests.host.unit_agents import (
     BURN,
     PATHS,

@@ -1,5 +1,5 @@
 """Promises of every runtime, shown on agents as units, programs of their own and forked ones: the tests themselves are
-those of tests/sandbox/test_conformance.py. Run by test_unit_conformance.py in a machine with systemd."""
+those of tests/runtimes/test_conformance.py. Run by test_unit_conformance.py in a machine with systemd."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 
 from hive.host import systemd
 from hive.link.specs import SandboxSpec
-from hive.sandbox.runtime import Runtime
+from hive.runtimes.runtime import Runtime
+from hive.runtimes.unit import UnitRuntime
 from hive.sandbox.server import make_directories
-from hive.sandbox.unit import UnitRuntime
 from tests.host.unit_agents import PATHS
-from tests.sandbox import harness, test_conformance
-from tests.sandbox.benches import KINDS, SCRIPTS, Floor
+from tests.runtimes import test_conformance
+from tests.runtimes.benches import KINDS, SCRIPTS, Floor
+from tests.runtimes.test_conformance import floor
+from tests.sandbox import harness
 from tests.sandbox.harness import A, B
-from tests.sandbox.test_conformance import floor
 
 __all__ = ["floor"]
 globals().update({name: test for name, test in vars(test_conformance).items() if name.startswith("test_")})

@@ -15,8 +15,8 @@ import pytest
 from hive.errors import HiveError, NotFound, NotPermitted, WrongState
 from hive.host import systemd
 from hive.host.process import ProcessTable, is_stopped
-from hive.sandbox.unit import UnitRuntime
-from hive.sandbox.unit_plan import unit_of
+from hive.runtimes.unit import UnitRuntime
+from hive.runtimes.unit_plan import unit_of
 from tests.host.unit_agents import (
     BURN,
     PATHS,
@@ -295,7 +295,7 @@ async def test_a_program_that_cannot_be_executed_is_told_why(daemon: Daemon) -> 
 
 async def test_a_unit_that_cannot_be_made_says_why(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = new_id()
-    monkeypatch.setattr("hive.sandbox.unit_plan._ALWAYS", [("Type", "exec"), ("MemoryMax", "much")])
+    monkeypatch.setattr("hive.runtimes.unit_plan._ALWAYS", [("Type", "exec"), ("MemoryMax", "much")])
     await daemon.client.define(agent, spec_of(agent, SLEEP))
     with pytest.raises(HiveError, match="MemoryMax"):
         await daemon.client.start(agent)

@@ -20,8 +20,8 @@ from hive.client.client import Client, path_of
 from hive.control.tail import Output, tail
 from hive.errors import NotPermitted
 from hive.host import systemd
-from hive.sandbox.unit import UnitRuntime
-from hive.sandbox.unit_plan import unit_of
+from hive.runtimes.unit import UnitRuntime
+from hive.runtimes.unit_plan import unit_of
 from hive.settings.table import Paths
 from tests.host.unit_agents import PATHS, new_id, started
 from tests.sandbox.harness import Daemon, until

@@ -19,7 +19,7 @@ import pytest
 from hive.domain import Limits
 from hive.host import systemd
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.unit_plan import unit_of
+from hive.runtimes.unit_plan import unit_of
 from tests.host.unit_agents import (
     HELPER,
     PATHS,
@@ -404,8 +404,8 @@ async def test_a_helper_that_is_killed_leaves_agents_that_the_next_adopts(
 KILLED = """
 import os, signal
 from hive.host import mount_trees
-from hive.sandbox import unit_handover
-from hive.sandbox.template import WaitingChild
+from hive.runtimes import unit_handover
+from hive.runtimes.template import WaitingChild
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 async def die_later(*_, **__): die()
 STEP = {step!r}

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from hive.sandbox.container_group import ContainerGroup
+from hive.runtimes.container_group import ContainerGroup
 from tests import docker_engine
 from tests.docker_engine import PrivateEngine
 from tests.fakes.programs import fake_backend

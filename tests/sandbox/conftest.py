@@ -19,8 +19,6 @@ from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
-from tests.sandbox.benches import Floor
-from tests.sandbox.containers import open_floor
 from tests.sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
 
 
@@ -112,10 +110,3 @@ def helper_process(paths: Paths, freezer: str) -> Iterator[Callable[..., HelperP
 def engine() -> DockerEngine:
     """Not to be killed: it is everybody's."""
     return docker_engine.shared()
-
-
-@pytest.fixture
-async def floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:
-    """Of containers."""
-    async with open_floor(paths, engine) as floor:
-        yield floor

@@ -23,10 +23,10 @@ from hive.host.limits import Fences
 from hive.host.process import Identity, ProcessTable, identify
 from hive.link.helper import Ended
 from hive.link.specs import SandboxSpec, TemplateSpec
+from hive.runtimes.log_pipes import reading
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.runtime import Runtime
 from hive.sandbox.client import SandboxClient
-from hive.sandbox.log_pipes import reading
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 

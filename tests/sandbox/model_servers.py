@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hive.host.cgroup import Subtree
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
+from hive.runtimes.process import log_pipes_of
 from hive.sandbox.client import SandboxClient
-from hive.sandbox.process import log_pipes_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.table import Paths

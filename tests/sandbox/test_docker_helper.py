@@ -13,15 +13,15 @@ from hive.domain import RuntimeKind
 from hive.errors import DependencyDown, NotFound, NotSupported, WrongState
 from hive.host.process import spawn
 from hive.link.specs import SandboxSpec
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.runtime import Runtime
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.runtime import Runtime
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths, Sandbox
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
-from tests.sandbox.benches import KINDS, docker_spec, printed
+from tests.runtimes.benches import KINDS, docker_spec, printed
 from tests.sandbox.harness import A, B, Daemon, spec, until
 
 pytestmark = pytest.mark.docker
@@ -257,7 +257,7 @@ class HelperProcess:
 import asyncio, sys
 from pathlib import Path
 from hive.domain import RuntimeKind
-from hive.sandbox.docker import DockerRuntime
+from hive.runtimes.docker import DockerRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths, Sandbox
 state, runtime, docker = sys.argv[1:]

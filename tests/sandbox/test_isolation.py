@@ -23,14 +23,14 @@ from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import NotSupported
 from hive.link.server import bind_private
 from hive.link.specs import SandboxSpec
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.runtime import Runtime
+from hive.runtimes.docker import DockerRuntime
+from hive.runtimes.runtime import Runtime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths, Sandbox
 from hive.store.database import Database
 from tests import docker_engine
-from tests.sandbox.benches import docker_spec
-from tests.sandbox.containers import WITH_PROGRAMS
+from tests.runtimes.benches import docker_spec
+from tests.runtimes.containers import WITH_PROGRAMS
 from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from hive.errors import BadRequest, WrongState
 from hive.link.helper import Listener, ListenerGone
 from hive.link.link import Link
 from hive.link.message import LinkMessage
-from hive.sandbox.jail import bind_in, unlink_in
+from hive.runtimes.jail import bind_in, unlink_in
 from hive.sandbox.listeners import Listeners
 from tests.sandbox.harness import until
 

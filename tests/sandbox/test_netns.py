@@ -210,7 +210,7 @@ async def test_as_a_user_a_network_of_its_own_is_refused_with_the_reason(
     paths: Paths, freezer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = runtime(paths, freezer)
-    monkeypatch.setattr("hive.sandbox.process.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("hive.runtimes.process.os.geteuid", lambda: 1000)
     with pytest.raises(NotSupported, match="takes root"):
         await found.prepare(A, spec(paths, A, SLEEP, egress=[], uid=None))
 

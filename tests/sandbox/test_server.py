@@ -17,8 +17,8 @@ import pytest
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, TimedOut, WrongState
 from hive.host.cgroup import Leaf
 from hive.host.process import is_stopped, read_stat
-from hive.sandbox import home
-from hive.sandbox.signals import SignalGroup
+from hive.runtimes import home
+from hive.runtimes.signals import SignalGroup
 from hive.settings.table import Paths
 from tests.sandbox.harness import (
     BURN,

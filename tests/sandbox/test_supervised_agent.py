@@ -14,8 +14,8 @@ from hive.domain import DockerSpec, RuntimeKind
 from hive.errors import DependencyDown, NotSupported, WrongState
 from hive.link.helper import PagedOut
 from hive.link.specs import SandboxSpec
-from hive.sandbox.process import ProcessRuntime, RunningProcess
-from hive.sandbox.runtime import Run, RunningAgent
+from hive.runtimes.process import ProcessRuntime, RunningProcess
+from hive.runtimes.runtime import Run, RunningAgent
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, runtime, spec, until

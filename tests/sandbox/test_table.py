@@ -14,7 +14,7 @@ import pytest
 from hive.errors import ConfigError
 from hive.host.process import Identity
 from hive.link.specs import SandboxSpec
-from hive.sandbox.runtime import Run
+from hive.runtimes.runtime import Run
 from hive.sandbox.table import AgentRecords, Record
 
 SPEC = SandboxSpec(name="a", command=["x"], env={"TOKEN": "secret"}, home="/h", log="/l")

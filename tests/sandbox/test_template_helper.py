@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hive.errors import NotFound
-from hive.sandbox.template_fit import FOUND
+from hive.runtimes.template_fit import FOUND
 from hive.settings.table import Paths
 from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, uid_of, until
 

@@ -11,7 +11,7 @@ import pytest
 
 from hive.errors import DependencyDown
 from hive.host.cgroup import Leaf, Subtree
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.thawing import thaw_everybody
 from hive.settings.table import Paths
 from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, running, runtime, until

@@ -12,8 +12,8 @@ import pytest
 from hive.domain import DockerSpec, FirecrackerSpec, RuntimeKind
 from hive.errors import NotPermitted
 from hive.link.specs import SandboxSpec
+from hive.runtimes.docker import DockerRuntime
 from hive.sandbox.allowed import Allowed
-from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.server import HelperServer
 from hive.sandbox.without_policy import HostFiles, check
 from hive.settings.table import Paths, Sandbox

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from hive.link.specs import SandboxSpec
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.template import has_ended
+from hive.runtimes.process import ProcessRuntime
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
-from tests.sandbox.benches import MARKS, printed
+from tests.runtimes.benches import MARKS, printed
 from tests.sandbox.harness import PYTHON, A, template, template_spec, until
 
 FACTS = Path(__file__).with_name("facts.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.sandbox.harness import kill_all_under, runtime, sub_reaper

@@ -17,12 +17,12 @@ import pytest
 
 from hive.domain import Limits
 from hive.link.specs import SandboxSpec
-from hive.sandbox import template as template_module
-from hive.sandbox.process import ProcessRuntime, RunningProcess
-from hive.sandbox.template import has_ended
+from hive.runtimes import template as template_module
+from hive.runtimes.process import ProcessRuntime, RunningProcess
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
-from tests.sandbox.benches import MARKS, printed
+from tests.runtimes.benches import MARKS, printed
 from tests.sandbox.harness import PYTHON, A, B, alive, template, template_spec, uid_of, until
 from tests.templates.comparing import FACTS, SPOILT, compared
 
@@ -359,9 +359,9 @@ import asyncio, os, tempfile
 from pathlib import Path
 from hive.host import parent
 from hive.link.specs import SandboxSpec, TemplateSpec
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.server import make_directories
-from hive.sandbox.template import has_ended
+from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 
 async def main(top):

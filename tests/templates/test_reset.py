@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hive.domain import Limits
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.settings.table import Paths
 from tests.sandbox.harness import A, template, template_spec
 from tests.templates.comparing import compared, run, spoilt

@@ -16,7 +16,7 @@ from hive.host import paging
 from hive.host.cgroup import Subtree
 from hive.host.memory import held_by
 from hive.link.specs import SandboxSpec
-from hive.sandbox.process import ProcessRuntime
+from hive.runtimes.process import ProcessRuntime
 from hive.settings.table import Paths
 from hive.up import scope
 
