@@ -31,6 +31,9 @@ LEAVES = {
     "terminal_text",
 }
 
+MOST_FILES, MOST_LINES = 48, 10_000
+"""Of a directory below `hive`."""
+
 DAEMON_PARTS = {"agents", "backends", "models", "link", "store", "sandbox.client", "host"}
 """Parts that the services of the daemon are made of."""
 AROUND = LEAVES | {"files", "host", "store", "backends", "client", "sandbox.client"}
@@ -236,6 +239,15 @@ def test_imports_point_down() -> None:
         if not may_import(importer, name, inside=inside)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_room_has_more_than_can_be_known() -> None:
+    """A directory with more is two rooms, or has files that are parts of the one that uses them."""
+    rooms = {path.parent for path in HIVE.rglob("*.py")} - {HIVE}
+    files = {room: sorted(room.glob("*.py")) for room in rooms}
+    lines = {room: sum(len(path.read_text().splitlines()) for path in files[room]) for room in rooms}
+    large = [room.name for room in sorted(rooms) if len(files[room]) > MOST_FILES or lines[room] > MOST_LINES]
+    assert large == []
 
 
 def test_every_room_is_in_the_table() -> None:

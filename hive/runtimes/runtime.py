@@ -117,8 +117,7 @@ class Dialable(Protocol):
     """A started agent with a port that only the helper may reach; `address` is then what `dialled` says."""
 
     async def connect(self) -> socket.socket:
-        """Connects to its port, or to its VMM, which waits for a `CONNECT`. The caller owns the socket and sets the
-        Connects to its port, or to its VMM, which waits for a `CONNECT`; the caller closes it and limits the time.
+        """Connects to its port, or to its VMM, which waits for a `CONNECT`; the caller closes it and limits the time.
         Raises NotSupported where its port is elsewhere or it has none, WrongState, OSError, HiveError.
         """
 
