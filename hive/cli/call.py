@@ -87,12 +87,15 @@ class CommandCall(typer.Context):
 
 
 def is_agreed(question: str, *, default: bool) -> bool:
-    """Whether a person says yes; the end of the input is a no. Raises NotConfirmed for Ctrl-C."""
+    """Whether a person says yes; the end of the input is a no.
+
+    Raises NotConfirmed for Ctrl-C, and SIGINT is ignored from then on: the command has to end.
+    """
     try:
         return typer.confirm(question, default=default, err=True)
     except typer.Abort as error:
         interrupted = isinstance(error.__context__, KeyboardInterrupt)
-        if interrupted:  # which only the main thread meets; pressed again, it would cut the sentence that says so
+        if interrupted:  # as only the main thread is; Ctrl-C pressed again would cut the sentence that says so
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         err("")  # the cursor stands behind the question
         if interrupted:

@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 WIDTH_MAX = 100
 """Columns of a sentence, however wide the terminal."""
 PROMPT = "[Enter] go on   [s] skip   [q] end"
-KEYS: Mapping[str, str] = {"\n": "go", "\r": "go", "s": "skip", "S": "skip", "q": "quit", "Q": "quit", "\x04": "quit"}
-r"""Key → the choice it makes; \x04 is Ctrl-D. Any other key does nothing."""
+END_OF_INPUT = "\x04"
+"""Ctrl-D, and what is told where the terminal is gone."""
+KEYS: Mapping[str, str] = {
+    "\n": "go",
+    "\r": "go",
+    "s": "skip",
+    "S": "skip",
+    "q": "quit",
+    "Q": "quit",
+    END_OF_INPUT: "quit",
+}
+"""Key → the choice it makes. Any other key does nothing."""
 NEXT = "A Hive that stays: `hive up --demo`. Your first agent: docs/tutorial.md"
 
 
@@ -198,10 +208,6 @@ class TourStage:
 
 
 # single keys of a terminal, without Enter behind them -----------------------------------------------------------------
-
-
-END_OF_INPUT = "\x04"
-"""Ctrl-D, and what is told where the terminal is gone."""
 
 
 class TerminalKeys:

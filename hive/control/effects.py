@@ -329,7 +329,7 @@ class AgentPorts:
         for life in self._lives.values():
             agent = life.agent
             if agent.name != spec.name and port in (self._started_at.get(agent.id), self._port_of(agent.spec)):
-                raise _taken(port, agent.name, hint="another port, or --no-network (as root)")
+                raise _port_taken(port, agent.name, hint="another port, or --no-network (as root)")
 
     def claim(self, agent: Agent) -> None:
         """Takes the port of `agent`, which is about to be started. Raises WrongState where another one listens there,
@@ -341,7 +341,7 @@ class AgentPorts:
             if life.agent.id != agent.id and self._listens_at(life) == port:
                 other = life.agent.name
                 hint = f"hive agent stop {other}, or hive agent edit {agent.name} for another port"
-                raise _taken(port, other, hint=hint)
+                raise _port_taken(port, other, hint=hint)
         self._started_at[agent.id] = port
 
     def release(self, agent: str) -> None:
@@ -361,7 +361,7 @@ class AgentPorts:
         return None if spec.port is None or self._has_own_network(spec) else spec.port
 
 
-def _taken(port: int, name: str, *, hint: str) -> WrongState:
+def _port_taken(port: int, name: str, *, hint: str) -> WrongState:
     return WrongState(f"port: {port} is {name}'s already", hint=hint)
 
 

@@ -302,14 +302,14 @@ def rung_for(task: Task, given: Callable[[str], str], is_cold: Callable[[str], b
     >>> rung_for(task, lambda name: "", lambda model: False)
     ''
     """
-    facts = [_facts(rung, given(rung), is_cold) for rung in task.rungs]
+    facts = [_rung_facts(rung, given(rung), is_cold) for rung in task.rungs]
     choice = choose_rung(task, LadderCaller(), facts, 0.0)
     if not isinstance(choice, NoRung):
         return task.rungs[choice.index]
     return "" if choice.index is None else task.rungs[choice.index]
 
 
-def _facts(rung: str, model: str, is_cold: Callable[[str], bool]) -> RungFacts:
+def _rung_facts(rung: str, model: str, is_cold: Callable[[str], bool]) -> RungFacts:
     if not model:
         return RungFacts(rung, refused=UNKNOWN_THERE, expected_s=None)
     return RungFacts(rung, RungState.COLD if is_cold(model) else RungState.READY, expected_s=None)

@@ -277,7 +277,7 @@ def _of_another_template(before: AgentSpec, after: AgentSpec) -> WrongState:
 # the users that processes live under ----------------------------------------------------------------------------------
 
 
-LOOK_AGAIN_S = 10.0
+UIDS_KEPT_S = 10.0
 """With 10,000 processes a look takes some 40 ms: not at each of a thousand agents that are made one after the other."""
 
 
@@ -289,8 +289,11 @@ class UidsSeen(NamedTuple):
 
 
 class UidLook:
-    """Looks at most every LOOK_AGAIN_S: a removed agent's uid is not given out while one of its processes is left. What
-    an agent gave back since the last look it does not vouch for."""
+    """Tells the uids that processes live under, looked at no more often than every UIDS_KEPT_S.
+
+    So a removed agent's uid is not given out while one of its processes is left. What an agent gave back since the last
+    look is not vouched for.
+    """
 
     def __init__(self) -> None:
         self._seen: UidsSeen | None = None
@@ -302,7 +305,7 @@ class UidLook:
     async def look(self) -> UidsSeen:
         async with self._turn:
             began = time.time()
-            if self._seen is None or not self._seen.at <= began < self._seen.at + LOOK_AGAIN_S:
+            if self._seen is None or not self._seen.at <= began < self._seen.at + UIDS_KEPT_S:
                 self._seen = UidsSeen(await asyncio.to_thread(uids_in_use), began)
             return self._seen
 

@@ -42,7 +42,7 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.store import job_turns
 from hive.store.database import Database
-from hive.store.job_turns import KIND
+from hive.store.job_turns import BACKGROUND_FORM, KIND
 from hive.store.jobs import StoredJob
 from hive.store.responses import no_such_response
 from hive.tasks import spawn
@@ -205,7 +205,7 @@ class BackgroundResponses:
         except NotFound:
             return None
         plan = job.plan
-        is_its_own = job.kind == KIND and plan.get("form") == job_turns.BACKGROUND_FORM and plan.get("agent") == agent
+        is_its_own = job.kind == KIND and plan.get("form") == BACKGROUND_FORM and plan.get("agent") == agent
         return job if is_its_own else None
 
     async def _kept_one(self, agent: str, name: str) -> BackgroundIs:

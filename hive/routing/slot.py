@@ -80,7 +80,7 @@ class ModelWish(NamedTuple):
 
 
 class KnownAgents(Protocol):
-    """Those that know all agents: what a server needs of them."""
+    """The registry of all agents, as far as a server needs it."""
 
     epochs: CacheEpochs
     has_budgets: bool

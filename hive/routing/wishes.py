@@ -1,4 +1,4 @@
-"""The wishes of a request about its turn and about what the server keeps of its prompt."""
+"""The wishes of a request: its tenant, its turn, and what the server keeps of its prompt."""
 
 from __future__ import annotations
 

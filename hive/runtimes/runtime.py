@@ -1,4 +1,4 @@
-"""The contract of every kind of sandbox with the helper, per state."""
+"""The contract of every runtime with the helper, per state."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _check_mount(policy: Policy, mount: str, resolve: Resolve) -> None:
     """Nor may a mount for writing hold what is named as `ro` deeper in it.
 
     Of /etc, where passwords and keys are, only exactly what is named, read-only. (What is never mounted, whatever the
-    policy names, container_spec.py says.)
+    policy names, `hive/runtimes/container_spec.py` says.)
     """
     host, *rest = mount.split(":")
     for path in (host, resolve(host)):

@@ -333,7 +333,7 @@ async def test_a_removed_agent_leaves_no_process_file_or_row(box: Box) -> None:
 async def test_each_agent_has_a_uid_of_its_own(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can run agents as other users")
-    monkeypatch.setattr(registration, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(registration, "UIDS_KEPT_S", 0.0)
     box.paths.state.parent.chmod(0o711)
     first = 1_000_000 + 1000 * os.getpid() % 1_000_000_000  # other tests run agents of their own
     settings = Settings(inference=AWAKE.inference, agents=Agents(first_uid=first, stop_grace_s=1))

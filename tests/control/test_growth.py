@@ -249,7 +249,7 @@ async def test_all_processes_are_looked_at_once_for_many_new_agents(monkeypatch:
     assert len(looks) == 1
     assert {one.in_use for one in seen} == {frozenset({7})}
     assert seen[0].at <= looks[0]
-    monkeypatch.setattr(registration, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(registration, "UIDS_KEPT_S", 0.0)
     await looking.look()
     assert len(looks) == 2
 

@@ -119,9 +119,9 @@ class Stack:
         self.process.wait()
 
     def pid_of(self, name: str) -> int:
-        """Pid of one of PROCESSES."""
+        """Pid of one of PROCESSES. Looks three times: the kernel may pass over a child while another one ends."""
         assert self.process is not None
-        for child in children_of(self.process.pid):
+        for child in (child for _ in range(3) for child in children_of(self.process.pid)):
             words = words_of(child)
             if name == "redis" and words and "redis-server" in words[0]:
                 return child

@@ -1,4 +1,4 @@
-"""The helper of its own tests, for those of the ways an agent runs, and what stands in for one around containers."""
+"""Fixtures of the helper's tests for the tests of runtimes, and a floor of containers."""
 
 from __future__ import annotations
 

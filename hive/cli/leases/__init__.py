@@ -1,1 +1,1 @@
-"""The commands of `hive lease`: looked at, taken and ended in orders.py; run.py becomes the program that holds one."""
+"""The commands of `hive lease`: orders.py shows, takes and ends leases; run.py becomes the program that holds one."""

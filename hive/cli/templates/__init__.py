@@ -1,1 +1,1 @@
-"""The commands of `hive template`: orders.py looks at those of a Hive; check.py starts some without one."""
+"""The commands of `hive template`: orders.py shows and restarts those of a Hive; check.py starts some without one."""
