@@ -137,6 +137,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "no_model": (form(sound()), 400, '"model" is missing'),
     "no_name": (form(b"--xx-b\r\nContent-Disposition: form-data\r\n\r\nx\r\n", sound()), 400, "no name"),
     "no_disposition": (form(b"--xx-b\r\nX: y\r\n\r\nx\r\n", sound()), 400, "cannot be read"),
+    "line_feed": (form(sound(), part(b"model", b"whisper").replace(b"\r\nC", b"\r\n\nC", 1)), 400, "line break"),
     "nested": (
         form(part(b"files", b"x", more=b"\r\nContent-Type: multipart/mixed; boundary=i"), sound()),
         400,
