@@ -232,9 +232,8 @@ class Adapters:
         then the name means what it meant before.
         """
         await self._checked.wait()  # a server that starts waits for it too, and a load for that server
-        record = await asyncio.to_thread(self._directory.find, name, digest)
-        async with self._lock(record.name):
-            return await self._load(record, cause)
+        async with self._lock(name.partition("@")[0]):  # so loads of a name end in the order in which they came
+            return await self._load(await asyncio.to_thread(self._directory.find, name, digest), cause)
 
     async def _load(self, record: AdapterRecord, cause: str) -> AdapterRecord:
         engine = record.engine_name
