@@ -133,7 +133,7 @@ async def test_a_supervisor_that_is_killed_leaves_nothing(paths: Paths, freezer:
 async def test_a_server_that_ignores_sigterm_is_killed_with_all_that_came_of_it(paths: Paths, freezer: str) -> None:
     async with helper(paths, freezer, *FAMILY), connected(paths) as daemon:
         serving = await daemon.serving()
-        assert len(pids(paths)) >= 3
+        await until(lambda: len(pids(paths)) >= 3)
         await daemon.client.slot_stop(A, grace_s=0.1)
         assert left(paths) == []
         assert not alive(serving.pid)
