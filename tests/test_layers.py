@@ -39,7 +39,8 @@ DAEMON_PARTS = {"agents", "backends", "models", "link", "store", "sandbox.client
 AROUND = LEAVES | {"files", "host", "store", "backends", "client", "sandbox.client"}
 """Imports permitted to the rooms around the services: those that install, check, back up and supervise them."""
 RUNTIMES = {"host", "link.execution", "link.helper", "link.script_form", "link.server", "link.specs"}
-"""Imports permitted to the ways an agent runs: of the link what is said to the helper, and who is at a socket."""
+"""Imports permitted to the ways an agent runs: of the link what is said to the helper, the form of a script,
+and who is at a socket."""
 
 ALLOWED: dict[str, set[str]] = {
     # A leaf may use other leaves; `settings` reads the file and the environment, so it is the largest of them.

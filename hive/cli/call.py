@@ -91,16 +91,22 @@ def is_agreed(question: str, *, default: bool) -> bool:
 
     Raises NotConfirmed for Ctrl-C, and SIGINT is ignored from then on: the command has to end.
     """
+    before = signal.signal(signal.SIGINT, _interrupt_once)
     try:
-        return typer.confirm(question, default=default, err=True)
-    except typer.Abort as error:
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)
-        if interrupted:  # as only the main thread is; Ctrl-C pressed again would cut the sentence that says so
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        agreed = typer.confirm(question, default=default, err=True)
+    except (typer.Abort, KeyboardInterrupt):  # Typer's own for what comes once it waits for the answer
         err("")  # the cursor stands behind the question
-        if interrupted:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             raise NotConfirmed(interrupted=True) from None
-        return False
+        agreed = False
+    signal.signal(signal.SIGINT, before)
+    return agreed
+
+
+def _interrupt_once(*_: object) -> None:
+    """Ctrl-C pressed again would cut the sentence that says how a question was left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def out(text: str, *, end: str = "\n") -> None:

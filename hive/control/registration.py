@@ -37,7 +37,7 @@ from hive.store import template_uids
 from hive.store.database import Database
 
 REMOVED_AT_ONCE = 100
-"""Agents that are stopped and removed together: as many as go in one transaction (forgetting.py)."""
+"""Agents that are stopped and removed together: as many as go in one transaction."""
 OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
 """Fields by which an agent comes to listen at another port of this host."""
 

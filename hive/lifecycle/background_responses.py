@@ -40,10 +40,10 @@ from hive.link.background import (
 from hive.link.link import LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
-from hive.store import job_turns
+from hive.store import jobs as store
 from hive.store.database import Database
-from hive.store.job_turns import BACKGROUND_FORM, KIND
-from hive.store.jobs import StoredJob
+from hive.store.job_turns import KIND
+from hive.store.jobs import BACKGROUND_FORM, StoredJob
 from hive.store.responses import no_such_response
 from hive.tasks import spawn
 
@@ -108,15 +108,15 @@ class BackgroundResponses:
 
     async def forget(self, agent: str) -> None:
         """All of a removed agent's are ended and gone when this returns; what fails is logged."""
-        await self._release_all(lambda conn: job_turns.background_of_agent(conn, agent))
+        await self._release_all(lambda conn: store.background_of_agent(conn, agent))
 
     async def forget_all(self) -> None:
         """Ends what is under way, and deletes all of it; what fails is logged."""
-        await self._release_all(job_turns.background_of_all)
+        await self._release_all(store.background_of_all)
 
     async def forget_older(self, before: float) -> None:
         """Those that ended before that time are gone when this returns; what fails is logged."""
-        await self._release_all(lambda conn: job_turns.background_ended_before(conn, before))
+        await self._release_all(lambda conn: store.background_ended_before(conn, before))
 
     # what the proxy asks ----------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class BackgroundResponses:
         finally:
             self._under_way.pop(job, None)
             self._queued.pop(job, None)
-        await self._release_all(lambda conn: job_turns.background_ended_of(conn, agent, but_last=KEPT_OF_ONE_AGENT))
+        await self._release_all(lambda conn: store.background_ended_of(conn, agent, but_last=KEPT_OF_ONE_AGENT))
 
     async def _found(self, agent: str, name: str) -> StoredJob | None:
         """The job of a response of this agent; None where there is none (any more)."""

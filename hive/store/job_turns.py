@@ -1,5 +1,4 @@
-"""The turns of model jobs, the signals that they gave, and the jobs that make responses in the background. One
-transaction's connection.
+"""The turns of model jobs, and the signals that they gave. One transaction's connection.
 
 Rows of a job go with its release, and with its row in the table of jobs.
 """
@@ -121,36 +120,3 @@ def _stored(column: str, value: Any) -> Any:
 
 def _read(column: str, value: Any) -> Any:
     return msgspec.json.decode(value) if column in _OBJECTS else value
-
-
-# the jobs that make responses in the background, as the table of jobs has them ----------------------------------------
-
-
-BACKGROUND_FORM = "responses"
-
-
-def background_of_agent(conn: sqlite3.Connection, agent: str) -> list[str]:
-    """The ids of this agent's jobs that make responses in the background and are not released."""
-    return [row["id"] for row in conn.execute(_BACKGROUND_OF_ONE, (KIND, BACKGROUND_FORM, agent))]
-
-
-def background_of_all(conn: sqlite3.Connection) -> list[str]:
-    """The ids of all that make responses in the background and are not released."""
-    return [row["id"] for row in conn.execute(_BACKGROUND_OF_ALL, (KIND, BACKGROUND_FORM))]
-
-
-def background_ended_of(conn: sqlite3.Connection, agent: str, *, but_last: int) -> list[str]:
-    """The ids of this agent's jobs in the background that have ended and are not released, without the last ones."""
-    rows = conn.execute(_BACKGROUND_ENDED, (KIND, BACKGROUND_FORM, agent, but_last))
-    return [row["id"] for row in rows]
-
-
-def background_ended_before(conn: sqlite3.Connection, before: float) -> list[str]:
-    """The ids of those in the background that ended before that time and are not released."""
-    return [row["id"] for row in conn.execute(_BACKGROUND_ENDED_BEFORE, (KIND, BACKGROUND_FORM, before))]
-
-
-_BACKGROUND_OF_ALL = "SELECT id FROM jobs WHERE kind = ? AND json_extract(plan, '$.form') = ?"
-_BACKGROUND_OF_ONE = f"{_BACKGROUND_OF_ALL} AND json_extract(plan, '$.agent') = ?"
-_BACKGROUND_ENDED = f"{_BACKGROUND_OF_ONE} AND state != 'running' ORDER BY created_at DESC LIMIT -1 OFFSET ?"
-_BACKGROUND_ENDED_BEFORE = f"{_BACKGROUND_OF_ALL} AND state != 'running' AND updated_at < ?"

@@ -9,6 +9,7 @@ import msgspec
 
 from hive.domain import JobState
 from hive.errors import NotFound
+from hive.store.job_turns import KIND
 
 KEPT = 1000
 """Ended jobs of each kind and form, the last ones; older ones are in the audit table."""
@@ -114,3 +115,36 @@ def _job(row: sqlite3.Row) -> StoredJob:
     for column in _OBJECTS:
         found[column] = None if found[column] is None else msgspec.json.decode(found[column])
     return StoredJob(**(found | {"state": JobState(found["state"])}))
+
+
+# model jobs that make responses in the background ---------------------------------------------------------------------
+
+
+BACKGROUND_FORM = "responses"
+
+
+def background_of_agent(conn: sqlite3.Connection, agent: str) -> list[str]:
+    """The ids of this agent's jobs that make responses in the background and are not released."""
+    return [row["id"] for row in conn.execute(_BACKGROUND_OF_ONE, (KIND, BACKGROUND_FORM, agent))]
+
+
+def background_of_all(conn: sqlite3.Connection) -> list[str]:
+    """The ids of all that make responses in the background and are not released."""
+    return [row["id"] for row in conn.execute(_BACKGROUND_OF_ALL, (KIND, BACKGROUND_FORM))]
+
+
+def background_ended_of(conn: sqlite3.Connection, agent: str, *, but_last: int) -> list[str]:
+    """The ids of this agent's jobs in the background that have ended and are not released, without the last ones."""
+    rows = conn.execute(_BACKGROUND_ENDED, (KIND, BACKGROUND_FORM, agent, but_last))
+    return [row["id"] for row in rows]
+
+
+def background_ended_before(conn: sqlite3.Connection, before: float) -> list[str]:
+    """The ids of those in the background that ended before that time and are not released."""
+    return [row["id"] for row in conn.execute(_BACKGROUND_ENDED_BEFORE, (KIND, BACKGROUND_FORM, before))]
+
+
+_BACKGROUND_OF_ALL = "SELECT id FROM jobs WHERE kind = ? AND json_extract(plan, '$.form') = ?"
+_BACKGROUND_OF_ONE = f"{_BACKGROUND_OF_ALL} AND json_extract(plan, '$.agent') = ?"
+_BACKGROUND_ENDED = f"{_BACKGROUND_OF_ONE} AND state != 'running' ORDER BY created_at DESC LIMIT -1 OFFSET ?"
+_BACKGROUND_ENDED_BEFORE = f"{_BACKGROUND_OF_ALL} AND state != 'running' AND updated_at < ?"

@@ -154,7 +154,6 @@ def test_a_question_that_is_left_changes_nothing(start, key: str, code: int) -> 
     """Ctrl-C at a question was an error of the code `internal`, with exit code 1."""
     asking = start("agent", "remove", "alice")
     asking.until("[y/N]: ")
-    asking.type(key)
     assert "\r\nhive: nothing was changed" in asking.until("[not_confirmed]", again=key)
     assert asking.end() == code
     still_there = start("agent", "show", "alice")

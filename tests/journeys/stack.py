@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ class Stack:
     def pid_of(self, name: str) -> int:
         """Pid of one of PROCESSES. Looks three times: the kernel may pass over a child while another one ends."""
         assert self.process is not None
-        for child in (child for _ in range(3) for child in children_of(self.process.pid)):
+        pid = self.process.pid
+        for child in chain(children_of(pid), children_of(pid), children_of(pid)):
             words = words_of(child)
             if name == "redis" and words and "redis-server" in words[0]:
                 return child

@@ -21,7 +21,7 @@ from hive.lifecycle import background_responses, final_responses
 from hive.lifecycle.job_output import JobOutputReader
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
-from hive.store import job_turns
+from hive.store import jobs as store
 from tests.control.box import Box, until
 from tests.lifecycle.test_model_jobs import QUICK, metered, with_model
 from tests.llama import MODEL, LlamaServer
@@ -194,7 +194,7 @@ async def test_events_of_the_last_ones_are_kept_and_the_answers_of_all(
         database, view = box.services.audit_log._database, await box.view("scribe")
 
         async def left() -> list[str]:
-            found: list[str] = await database.read(lambda conn: job_turns.background_of_agent(conn, view["id"]))
+            found: list[str] = await database.read(lambda conn: store.background_of_agent(conn, view["id"]))
             return found
 
         for _ in range(500):
@@ -221,11 +221,11 @@ async def test_what_is_too_old_goes_and_what_is_under_way_does_not(
         in_background = box.services.responses.in_background
         assert in_background is not None
         await in_background.forget_older(time.time() - 3600)
-        assert len(await box.services.audit_log._database.read(job_turns.background_of_all)) == 1
+        assert len(await box.services.audit_log._database.read(store.background_of_all)) == 1
         with held(llama_server_on_socket):
             await begin(client)
             await in_background.forget_older(time.time() + 3600)
-            [left] = await box.services.audit_log._database.read(job_turns.background_of_all)
+            [left] = await box.services.audit_log._database.read(store.background_of_all)
         assert left != old["id"].removeprefix("resp_")
 
 
@@ -279,6 +279,6 @@ async def test_a_backup_of_what_an_operator_deletes_has_none(box: Box, llama_ser
         assert (await client.get(f"/responses/{begun['id']}")).status_code == 200
         await box.services.responses.delete((await box.view("scribe"))["id"])
         assert (await client.get(f"/responses/{begun['id']}")).status_code == 404
-        found = await box.services.audit_log._database.read(job_turns.background_of_all)
+        found = await box.services.audit_log._database.read(store.background_of_all)
         assert found == []
     await until(lambda: not list((box.paths.jobs).glob("*.out")))
