@@ -62,12 +62,12 @@ class Tree:
             self._signal_group(signal.SIGTERM)
             self._wait(grace_s)
         until = time.monotonic() + GIVE_UP_S
-        while not self._is_childless and (left := self._descendants()) and time.monotonic() < until:
-            for pid in left:
+        # Not until a look finds no descendant: one whose parent ends amid the look is in none of both families.
+        while not self._is_childless and time.monotonic() < until:
+            for pid in self._descendants():
                 _kill(pid)
             time.sleep(LOOK_S)
             self.reap()
-        self.reap()
 
     def _wait(self, grace_s: float) -> None:
         until = time.monotonic() + grace_s

@@ -203,7 +203,7 @@ async def kill_tasks(*, but: asyncio.Task[int]) -> None:
         del task
 
 
-async def until(predicate: object, *, what: object = "", limit_s: float = 20) -> None:
+async def until(predicate: object, *, what: object = "", limit_s: float = 60) -> None:
     """Waits until `predicate()`; the limit only keeps a failing test from hanging."""
     assert callable(predicate)
     try:

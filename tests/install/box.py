@@ -1,4 +1,7 @@
-"""A machine with Debian and systemd whose root outlives its reboots; Hive is installed there already, or not yet."""
+"""A machine with Debian and systemd whose root outlives its reboots; Hive is installed there already, or not yet.
+
+`python -m tests.install.box` makes the installation that all boxes share, and ends.
+"""
 
 from __future__ import annotations
 
@@ -165,3 +168,14 @@ def _digest_of_tree() -> str:
         found.update(f"{path}\0".encode())
         found.update((package_sources.REPOSITORY / path).read_bytes())
     return found.hexdigest()[:16]
+
+
+def main() -> int:
+    """Makes the installation before any box wants it; prints where it is, or what this machine lacks."""
+    lacking = systemd_machine.why_not()
+    print(lacking or installation().layer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

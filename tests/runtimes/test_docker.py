@@ -113,7 +113,7 @@ async def test_what_takes_more_memory_than_it_may_ends_and_the_log_says_why(
     """
     running = await started(floor, "exit7", command=FILLS, limits=Limits(memory_mb=16))
     (Path(floor.bench.spec(A, "exit7").home) / "go").touch()
-    await until(lambda: has_ended(running), limit_s=60)
+    await until(lambda: has_ended(running))
     assert await running.reap() == 137
     assert "agent_out_of_memory agent=a" in caplog.text
 

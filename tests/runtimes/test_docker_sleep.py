@@ -331,7 +331,7 @@ async def test_an_end_by_memory_is_known_from_the_kernel_where_the_engine_does_n
     running = await started(floor, "exit7", command=FILLS, limits=Limits(memory_mb=16))
     engine.send(signal.SIGSTOP)
     (Path(floor.bench.spec(A, "exit7").home) / "go").touch()
-    await until(lambda: has_ended(running), limit_s=60)
+    await until(lambda: has_ended(running))
     assert await running.reap() is None
     assert running.why_ended == "out of memory"
     assert "agent_out_of_memory agent=a" in caplog.text

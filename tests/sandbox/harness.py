@@ -174,7 +174,7 @@ def sub_reaper() -> Iterator[None]:
         parent.prctl(parent.PR_SET_CHILD_SUBREAPER, 0)
 
 
-async def until(predicate: Callable[[], object], *, limit_s: float = 20) -> None:
+async def until(predicate: Callable[[], object], *, limit_s: float = 60) -> None:
     """Waits until it is so; the limit only keeps a failing test from hanging."""
     async with asyncio.timeout(limit_s):
         while not predicate():

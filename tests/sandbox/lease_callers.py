@@ -103,7 +103,7 @@ class LeaseDaemon:
         return [str(holder.state) for holder in self.moved if holder.id == id]
 
     async def told(self, state: HolderState, id: str = LEASE) -> LeaseHolder:
-        await until(lambda: str(state) in self.states(id), limit_s=60)
+        await until(lambda: str(state) in self.states(id))
         return next(one for one in reversed(self.moved) if one.id == id and one.state is state)
 
     @staticmethod
@@ -184,7 +184,7 @@ class Incomer:
 async def connected(paths: Paths) -> AsyncIterator[LeaseDaemon]:
     daemon = LeaseDaemon(paths)
     try:
-        await until(lambda: daemon.client.connected, limit_s=60)
+        await until(lambda: daemon.client.connected)
         yield daemon
     finally:
         daemon.client.close()

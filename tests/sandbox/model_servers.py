@@ -101,7 +101,7 @@ class PoolDaemon:
 
     async def told(self, state: ProcessState, slot: str = A) -> SlotProcess:
         """The server, once it was told to be so."""
-        await until(lambda: str(state) in self.states(slot), limit_s=60)
+        await until(lambda: str(state) in self.states(slot))
         return next(process for process in reversed(self.moved) if process.id == slot and process.state is state)
 
     async def serving(self, slot: str = A) -> SlotProcess:
@@ -114,7 +114,7 @@ class PoolDaemon:
 async def connected(paths: Paths, role: str = "daemon") -> AsyncIterator[PoolDaemon]:
     daemon = PoolDaemon(paths, role)
     try:
-        await until(lambda: daemon.client.connected, limit_s=60)
+        await until(lambda: daemon.client.connected)
         yield daemon
     finally:
         daemon.client.close()

@@ -293,7 +293,7 @@ async def test_one_that_names_networks_has_of_the_host_the_proxys_port_alone(
     except NotSupported as error:
         pytest.skip(error.message)
     await daemon.client.start(A)
-    await until(lambda: daemon.ended, limit_s=60)
+    await until(lambda: daemon.ended)
     found = said(paths.log(A).read_text())
     reached = {name for name, (how, where) in targets.items() if found[f"{how} {where}"] == "reached"}
     assert reached == {"the proxy's TCP port", "an abstract socket of the host"}

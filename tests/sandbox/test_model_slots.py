@@ -328,7 +328,7 @@ async def test_one_that_was_still_starting_is_adopted_and_its_word_is_heard(path
     try:
         async with connected(paths) as daemon:
             begun = await daemon.client.slot_start(A, GRANT)
-            await until(lambda: pids(paths), limit_s=60)
+            await until(lambda: pids(paths))
     finally:
         first.kill()
     async with helper(paths, freezer), connected(paths) as daemon:
@@ -346,7 +346,7 @@ async def test_one_that_came_up_while_no_helper_was_there_is_asked(paths: Paths,
     try:
         async with connected(paths) as daemon:
             await daemon.client.slot_start(A, GRANT)
-            await until(lambda: pids(paths), limit_s=60)
+            await until(lambda: pids(paths))
     finally:
         first.kill()
     gate.write_text("go")

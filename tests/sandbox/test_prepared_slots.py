@@ -48,13 +48,13 @@ def traces(paths: Paths, slot: str = A) -> list[Path]:
 async def prepared(paths: Paths, daemon: object, slot: str = A) -> tuple[int, int]:
     """Has one of this slot wait; its supervisor and its warden."""
     await daemon.client.slot_prepare(slot)  # type: ignore[attr-defined]
-    await until(lambda: len(waiting(paths, slot)) == 2, limit_s=60)
+    await until(lambda: len(waiting(paths, slot)) == 2)
     supervisor, warden = waiting(paths, slot)
     return supervisor, warden
 
 
 async def gone(paths: Paths, *processes: int) -> None:
-    await until(lambda: not any(map(alive, processes)) and not traces(paths), limit_s=60)
+    await until(lambda: not any(map(alive, processes)) and not traces(paths))
 
 
 async def test_a_start_goes_on_with_the_one_that_waits(paths: Paths, freezer: str) -> None:
@@ -101,13 +101,13 @@ async def test_one_waits_at_a_time(paths: Paths, freezer: str) -> None:
         assert serving.pid not in (*first, *second)
         assert waiting(paths, B) == list(second)
         await daemon.client.slot_prepare("")
-        await until(lambda: not waiting(paths, B) and not traces(paths, B), limit_s=60)
+        await until(lambda: not waiting(paths, B) and not traces(paths, B))
 
 
 async def test_never_started_it_ends_by_itself(paths: Paths, freezer: str) -> None:
     async with helper(paths, freezer, command=command(paths, waits_s=0.5)), connected(paths) as daemon:
         await daemon.client.slot_prepare(A)
-        await until(lambda: not waiting(paths, A) and not traces(paths), limit_s=60)
+        await until(lambda: not waiting(paths, A) and not traces(paths))
         assert (await daemon.client.slots(), daemon.moved) == ({}, [])
         await daemon.serving()
 
@@ -150,7 +150,7 @@ async def test_a_killed_helper_takes_it_along(paths: Paths, freezer: str) -> Non
             both = await prepared(paths, daemon)
     finally:
         first.kill()
-    await until(lambda: not any(map(alive, both)), limit_s=60)
+    await until(lambda: not any(map(alive, both)))
     async with helper(paths, freezer), connected(paths) as daemon:
         assert (await daemon.client.slots(), traces(paths)) == ({}, [])
         await daemon.serving()

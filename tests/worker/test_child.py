@@ -115,6 +115,29 @@ async def test_where_the_server_ends_by_itself_its_children_go_with_it(tmp_path:
     await found.end()
 
 
+MISSED = """
+import os, sys
+from hive.host.parent import become_subreaper
+from hive.worker import warden
+looks = []
+look = warden.Tree._descendants
+warden.Tree._descendants = staticmethod(lambda: looks.append(1) or ([] if len(looks) == 1 else look()))
+become_subreaper()
+tree = warden.Tree(["/bin/sh", "-c", "setsid sleep 1000 & echo $! >$1", "sh", sys.argv[1]], os.environ)
+while tree.code is None:
+    tree.reap()
+tree.end(0)
+sys.exit(not looks)
+"""
+
+
+def test_a_descendant_that_one_look_missed_is_ended_all_the_same(tmp_path: Path) -> None:
+    """Its parent ended while /proc was being read: it was seen as nobody's."""
+    told = tmp_path / "pid"
+    subprocess.run([sys.executable, "-c", MISSED, str(told)], check=True, timeout=60)
+    assert read_stat(int(told.read_text())) is None
+
+
 async def test_where_the_warden_is_killed_nothing_is_left(tmp_path: Path) -> None:
     """A real vLLM left two processes here on 2026-11-23: they have titles of their own, which is where MARK was."""
     place = Folder(tmp_path)
