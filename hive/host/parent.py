@@ -37,6 +37,18 @@ def become_subreaper() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def has_children() -> bool:
+    """Whether this process has a child, one that has ended and was not waited for among them.
+
+    Of a sub-reaper: whether anything below it is left. A walk of /proc does not tell: it may miss one.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def forbid_new_privileges() -> None:
     """Forbids programs started from here to gain rights by a setuid bit: their starter may always signal them."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)

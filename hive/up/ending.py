@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from hive.client.calls import AsyncClient
 from hive.errors import HiveError
+from hive.host.parent import has_children
 from hive.host.process import ProcessTable, identify
 from hive.link.slots import ProcessState
 from hive.sandbox.client import SandboxClient
@@ -105,10 +106,10 @@ async def stop_children(
 async def kill_descendants() -> None:
     """Kills whatever is still below us. Being the sub-reaper, this process is above everything it ever caused."""
     for _ in range(KILL_LOOKS):
-        left = _descendants()
-        if not left:
+        if not has_children():
             return
-        log.warning("leftovers_killed pids=%s", ",".join(map(str, left)))
+        if left := _descendants():
+            log.warning("leftovers_killed pids=%s", ",".join(map(str, left)))
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
