@@ -63,10 +63,10 @@ def test_the_density_run_of_ci_is_one_that_the_command_takes(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In no more than six minutes. Here it is refused for the user, which comes after all that it was asked for."""
-    (line,) = re.findall(r"suite benchmark-density timeout (\d+ .*)", (ROOT / ".ci/run").read_text())
+    (line,) = re.findall(r"beside benchmark-density timeout (\d+ .*)", (ROOT / ".ci/run").read_text())
     limit_s, program, *words = shlex.split(line.replace('"${density[@]}"', f"--agents {kind}"))
     assert (int(limit_s) <= 360, program) == (True, ".venv/bin/hive")
-    assert {"--quick", "300M", kind} <= set(words)
+    assert {"--quick", "200M", kind} <= set(words)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(words) == 4
     assert "only root may" in capsys.readouterr().err

@@ -135,7 +135,9 @@ def test_a_caller_that_waits_in_line_leaves_without_a_trace(slow: ComfyBox) -> N
 
 def test_a_comfyui_that_is_killed_is_told_as_such_and_served_from_when_it_is_back(slow: ComfyBox) -> None:
     connection = slow.call({"steps": 1000})
-    wait_until(lambda: slow.at_comfy("/queue")["queue_running"])
+    wait_until(
+        lambda: any(line.startswith("GET /history/") for line in slow.asked())
+    )  # the runner knows that it has it
     slow.end_comfy()
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (502, "comfyui_restarted")

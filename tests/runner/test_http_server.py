@@ -12,6 +12,7 @@ import pytest
 
 from hive.runner.faults import EngineFault
 from hive.runner.http_server import CallRoute, EngineCall, RunnerServer
+from tests.runner.comfy_box import wait_until
 
 FORM = (
     b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n'
@@ -101,8 +102,13 @@ def work() -> Work:
 
 
 @pytest.fixture
-def server(work: Work, tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "r.sock"
+def server(tmp_path: Path) -> Path:
+    """The socket of `listening`."""
+    return tmp_path / "r.sock"
+
+
+@pytest.fixture
+def listening(work: Work, server: Path, tmp_path: Path) -> Iterator[RunnerServer]:
     routes = {
         ("POST", "/echo"): CallRoute(work.echo),
         ("POST", "/form"): CallRoute(work.form),
@@ -112,15 +118,15 @@ def server(work: Work, tmp_path: Path) -> Iterator[Path]:
         ("POST", "/refuses"): CallRoute(work.refuses),
         ("GET", "/free"): CallRoute(lambda call: call.answer(b"free"), takes_turn=False),
     }
-    made = RunnerServer(path, routes, spool=str(tmp_path))
+    made = RunnerServer(server, routes, spool=str(tmp_path))
     made.listen()
-    yield path
+    yield made
     work.go_on.set()
     made.close()
 
 
 @pytest.fixture
-def dial(server: Path) -> Iterator[Callable[[], Talk]]:
+def dial(listening: RunnerServer, server: Path) -> Iterator[Callable[[], Talk]]:
     """Makes connections, and closes them."""
     talks: list[Talk] = []
 
@@ -211,13 +217,16 @@ def test_what_it_does_not_serve_is_an_error_in_openais_shape(dial: Callable[[], 
     assert set(json.loads(told)["error"]) == {"message", "type", "param", "code"}
 
 
-def test_one_call_is_at_work_and_the_others_wait_in_order(dial: Callable[[], Talk], work: Work) -> None:
+def test_one_call_is_at_work_and_the_others_wait_in_order(
+    dial: Callable[[], Talk], work: Work, listening: RunnerServer
+) -> None:
     talks = []
-    for number in ("1", "2", "3"):
+    for waiting, number in enumerate(("1", "2", "3")):
         talks.append(dial())
         talks[-1].socket.sendall(post("/slow", json.dumps({"n": number}).encode()))
         if number == "1":
             assert work.begun.acquire(timeout=10)
+        wait_until(lambda waiting=waiting: listening.line.waiting == waiting)
         assert dial().ask(b"GET /free HTTP/1.1\r\n\r\n") == (200, b"free")
     assert work.order == ["1"]
     work.go_on.set()
