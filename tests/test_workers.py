@@ -10,6 +10,7 @@ from itertools import compress, product
 import pytest
 
 from tests import conftest, workers
+from tests.examples import examples, is_in_part
 from tests.workers import (
     ALWAYS_QUICK,
     APART,
@@ -110,13 +111,36 @@ def test_what_pytest_asks_is_known_to_it() -> None:
         ("", [True, True, False, False, True, False]),
         ("all", [True] * 6),
         ("7", [True, True, False, False, True, False]),
+        ("1/2", [True, True, False, False, True, True]),
+        ("2/2", [True, True, True, True, False, False]),
     ],
 )
-def test_of_a_test_with_breadth_every_nth_case_is_tried_or_all(
+def test_of_a_test_with_breadth_every_nth_case_is_tried_or_a_part_or_all(
     monkeypatch: pytest.MonkeyPatch, wanted: str, chosen: list[bool]
 ) -> None:
     monkeypatch.setenv("HIVE_EXAMPLES", wanted)
     assert tried([("a", 3), ("b", 2), ("a", 3), ("b", 2), ("b", 2), ("a", 3)]) == chosen
+
+
+def test_the_parts_of_what_is_wide_are_all_of_it_and_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"tests/test_a.py::test_{number}" for number in range(100)]
+
+    def chosen(wanted: str) -> set[str]:
+        monkeypatch.setenv("HIVE_EXAMPLES", wanted)
+        return set(filter(is_in_part, names))
+
+    first, second = chosen("1/2"), chosen("2/2")
+    assert (first | second, first & second) == (set(names), set())
+    assert 20 < len(first) < 80
+    assert (chosen(""), chosen("7"), chosen("all")) == (set(), set(), set(names))
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("", 50), ("all", 200), ("7", 7), ("1/2", 100), ("2/2", 100)])
+def test_a_part_of_the_examples_of_hypothesis_is_tried(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, count: int
+) -> None:
+    monkeypatch.setenv("HIVE_EXAMPLES", wanted)
+    assert examples(200) == count
 
 
 def test_what_was_collected_is_left_out_of_garbage_collection() -> None:

@@ -24,7 +24,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests import huge_pages
-from tests.examples import is_all, stride
+from tests.examples import is_in_part, is_tried
 
 ROOT = Path(__file__).parents[1]
 TIMES = Path(__file__).with_name("times.json")
@@ -243,11 +243,11 @@ def pytest_make_collect_report(
 
 
 def tried(cases: Sequence[tuple[str, int]]) -> list[bool]:
-    """A mark for each case that is tried, of tests with their `breadth`: the first of a test, then every n-th."""
+    """A mark for each case that is tried, of tests with their `breadth`."""
     count: defaultdict[str, int] = defaultdict(int)
     found = []
     for test, breadth in cases:
-        found.append(count[test] % stride(breadth) == 0)
+        found.append(is_tried(count[test], breadth))
         count[test] += 1
     return found
 
@@ -257,13 +257,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Puts the files into the order that is the same in all processes; leaves out what `breadth` and `wide` mark."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0])
     marked = [(item, marker.args[0]) for item in items if (marker := item.get_closest_marker("breadth"))]
-    chosen = tried([(item.nodeid.partition("[")[0], breadth) for item, breadth in marked])
-    left_out = {item for (item, _), is_tried in zip(marked, chosen, strict=True) if not is_tried}
-    if not is_all():
-        left_out |= {item for item in items if item.get_closest_marker("wide")}
+    chosen = tried([(_test_of(item), breadth) for item, breadth in marked])
+    left_out = {item for (item, _), is_chosen in zip(marked, chosen, strict=True) if not is_chosen}
+    left_out |= {item for item in items if item.get_closest_marker("wide") and not is_in_part(_test_of(item))}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def _test_of(item: pytest.Item) -> str:
+    """The name of a test without its parameters."""
+    return item.nodeid.partition("[")[0]
 
 
 def pytest_collection_finish() -> None:

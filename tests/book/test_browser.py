@@ -21,7 +21,7 @@ __all__ = ["site"]
 pytestmark = [pytest.mark.root, pytest.mark.book, needs_mkdocs, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 EACH = 7
-"""Every so many pages of the book is opened; all of them where `HIVE_EXAMPLES` is `all`."""
+"""Every so many pages of the book is opened, more of them with `HIVE_EXAMPLES`."""
 
 
 def why_not() -> str:

@@ -166,7 +166,7 @@ def test_a_stream_finishes_over_the_switch_and_what_is_asked_meanwhile_is_answer
 
 @pytest.mark.llama
 def test_under_load_nobody_sees_an_error_while_it_goes_to_and_fro(tmp_path: Path) -> None:
-    """8 clients ask one after the other, whole and streamed, over six switches; two without HIVE_EXAMPLES=all."""
+    """8 clients ask one after the other, whole and streamed, over six switches; fewer without HIVE_EXAMPLES=all."""
     statuses: list[int] = []
     stop = threading.Event()
 

@@ -1,8 +1,8 @@
 """kill -9 of the helper at every step of every transition: afterwards true states, and nobody frozen for good.
 
 The helper is the real one, as a process with a fuse (tests/fakes/fuse.py); the daemon's side is the real one, too:
-its client, its lives and their reconciliation. The kernel says what is true. Every third step where HIVE_EXAMPLES is
-not `all`.
+its client, its lives and their reconciliation. The kernel says what is true. Every third step without
+HIVE_EXAMPLES.
 """
 
 from __future__ import annotations
