@@ -45,11 +45,10 @@ def test_what_is_always_quick_exists() -> None:
     assert set(ALWAYS_QUICK) <= set(FILES)
 
 
-def test_files_that_share_a_vllm_or_ports_are_one_group_and_others_are_alone() -> None:
+def test_files_that_share_a_vllm_are_one_group_and_others_are_alone() -> None:
     assert (
         group_of("tests/journeys/test_sdk_vllm.py") == group_of("tests/journeys/test_prewarm_vllm.py") == "vllm_server"
     )
-    assert group_of("tests/install/test_box.py") == group_of("tests/install/test_bare_debian.py") == "default ports"
     assert group_of("tests/test_docs.py") == "tests/test_docs.py"
     assert group_of("hive/errors.py") == "hive/errors.py"
 

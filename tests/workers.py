@@ -34,10 +34,9 @@ UNKNOWN_S = 5.0
 SHARED = {
     "vllm_server": re.compile(r"\bvllm_server\b"),
     "source trees": re.compile(r"\btests\.source_trees\b"),
-    "default ports": re.compile(r"\bpackage_sources\b|\bonline=True"),
 }
 """Group → what its files name; one worker has it. A server of the whole run that takes 2 GB and a minute to start; the
-sources of Hive, parsed; what has this machine's network, with the ports of the settings."""
+sources of Hive, parsed."""
 APART = ("chaos", "bare", "systemd", "vsock", "ray")
 """Markers of the suites that only .ci/run runs as a whole."""
 ENGINES = ("engines", "vllm", "diffusers", "docker")

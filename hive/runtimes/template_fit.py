@@ -28,10 +28,13 @@ FOUND = "a helper that was killed meanwhile started it: the agent's log says why
 """The note of an agent that a later helper found, and that may be a fork as well as a program."""
 
 
+OWN_PROGRAM = "hive: started as a program of its own"
+
+
 def said_of(spec: SandboxSpec, why: str) -> str:
     """The line in the log of an agent that is no fork of its template."""
     name = "" if spec.template is None else spec.template.name
-    return f"hive: started as a program of its own, not from template {name}: {why}"
+    return f"{OWN_PROGRAM}, not from template {name}: {why}"
 
 
 def note_of(spec: SandboxSpec, run: Run) -> str:

@@ -49,7 +49,7 @@ from hive.runtimes.entering import Entered, EnteredProgram, kill_groups
 from hive.runtimes.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
 from hive.runtimes.process_fork import forked_from, order_of
 from hive.runtimes.runtime import Run, RunningAgent, SocketPlace
-from hive.runtimes.template_fit import said_of, why_not_forked
+from hive.runtimes.template_fit import OWN_PROGRAM, said_of, why_not_forked
 from hive.runtimes.template_process import environment_of_template
 from hive.runtimes.template_unit import UnitTemplates
 from hive.runtimes.templates import TemplateTable
@@ -64,8 +64,9 @@ log = logging.getLogger("hive.sandbox")
 TOOLS = ("systemd-run", "systemctl", "journalctl", "setpriv")
 BECOMES_S = 10.0
 """Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
-SAID_S = 2.0
-"""Seconds the journal may take to have the last line of a unit that ended; seen: more than the unit lived."""
+SAID_S = 10.0
+"""Seconds the journal may take to have the last line of a unit that ended; seen: more than the unit lived, and more
+than 2 where the cores were busy. Waited for only where a program ends at once with 125, 126 or 127 and says nothing."""
 ROOT_STEP_NAME = "root_step"
 """Beside the agents' scripts; no agent's id has such a character."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -520,21 +521,29 @@ async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.ServiceEnd | 
     steps before it print. Raises NotFound, NotPermitted, HiveError."""
     if ended is None or ended.code not in (unit_plan.FAILED, unit_plan.NOT_EXECUTABLE, unit_plan.NO_PROGRAM):
         return
-    program, until = spec.command[0], time.monotonic() + SAID_S
-    refused = f"exec: {program}: "
-    said = await systemd.read_invocation(invocation)
-    while refused not in said and "hive: " not in said:
-        if time.monotonic() > until:
-            return
-        await asyncio.sleep(SAID_S / 20)
-        said = await systemd.read_invocation(invocation)
-    if refused in said:
+    program = spec.command[0]
+    said = await _words_of(invocation)
+    if f"exec: {program}: " in said:
         if ended.code == unit_plan.NO_PROGRAM:
             hint = "its sandbox hides /home, /root, /run and Hive's own directories"
             raise NotFound(f"no such command: {program}", hint=hint)
         raise NotPermitted(f"uid {spec.uid} may not execute {program}, or it is no program")
     if ended.code == unit_plan.FAILED and "hive: " in said:
         raise HiveError(f"its unit could not be set up: {said.strip().splitlines()[-1]}")
+
+
+async def _words_of(invocation: str) -> str:
+    """The words of this run of a unit as soon as the journal has any, but for the note that its template was not taken.
+
+    Empty where none come: a step before the program that fails says so, and says nothing else.
+    """
+    until = time.monotonic() + SAID_S
+    while True:
+        lines = (await systemd.read_invocation(invocation)).splitlines()
+        said = "\n".join(line for line in lines if not line.startswith(OWN_PROGRAM))
+        if said or time.monotonic() > until:
+            return said
+        await asyncio.sleep(0.1)
 
 
 async def _undo(unit: str, cgroup: Path) -> None:

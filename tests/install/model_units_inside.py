@@ -69,6 +69,17 @@ async def ask(slots: ModelSlots, message: Any) -> Any:
     return await slots.do(message, for_daemon=True)
 
 
+async def start(slots: ModelSlots, slot: str) -> SlotProcess:
+    """The process that the answer to its start tells of."""
+    process: SlotProcess = (await ask(slots, SlotStart(id=slot, grant=GRANT))).process
+    return process
+
+
+async def comes_up(told: Told, begun: SlotProcess) -> SlotProcess:
+    """The process once it serves. The daemon is told of that only where the answer to its start did not say so."""
+    return begun if begun.state is ProcessState.SERVING else await told.until(begun.id, ProcessState.SERVING)
+
+
 def flags(slot: str, *words: str) -> None:
     (FLAGS / slot).write_text(" ".join(words))
 
@@ -124,11 +135,11 @@ def writes(pid: int) -> dict[str, str]:
 async def life(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     """Start, serve, look, log, stop."""
     flags(A, "--child", "setsid")
-    begun = (await ask(slots, SlotStart(id=A, grant=GRANT))).process
-    serving = await told.until(A, ProcessState.SERVING)
+    begun = await start(slots, A)
+    serving = await comes_up(told, begun)
     (now,) = (await ask(slots, AskSlots())).processes
     seen["life"] = {"begun": told_of(begun), "serving": told_of(serving), "now": told_of(now), "unit": state(A)}
-    seen["life"]["again"] = told_of((await ask(slots, SlotStart(id=A, grant=GRANT))).process)
+    seen["life"]["again"] = told_of(await start(slots, A))
     seen["life"]["log"] = (await ask(slots, AskSlotLog(id=A, lines=50))).text
     seen["life"]["socket"] = oct(PATHS.slot_socket(A).stat().st_mode)
     seen["life"]["writes"] = writes(now.pid)
@@ -143,13 +154,12 @@ async def ends(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     flags(A)
     for name, what in (("crash", "server"), ("killed", "supervisor")):
         told.moved.clear()
-        await ask(slots, SlotStart(id=A, grant=GRANT))
-        serving = await told.until(A, ProcessState.SERVING)
+        serving = await comes_up(told, await start(slots, A))
         os.kill(serving.pid if what == "supervisor" else alive()[0], signal.SIGKILL)
         seen[name] = told_of(await told.until(A, ProcessState.ENDED)) | {"left": alive()}
         seen[name]["restarts"] = run("systemctl", "show", f"hive-model@{A}", "--property=NRestarts", "--value")
     flags(B, "--crash-at-start", "3")
-    await ask(slots, SlotStart(id=B, grant=GRANT))
+    await start(slots, B)
     seen["not up"] = told_of(await told.until(B, ProcessState.ENDED)) | {
         "states": [str(process.state) for process in told.moved if process.id == B]
     }
@@ -159,8 +169,7 @@ async def stops(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     """One that ignores SIGTERM behind a supervisor that stands still; one that is just starting."""
     flags(A, "--ignore-term", "--child", "setsid", "--child", "double")
     told.moved.clear()
-    await ask(slots, SlotStart(id=A, grant=GRANT))
-    serving = await told.until(A, ProcessState.SERVING)
+    serving = await comes_up(told, await start(slots, A))
     os.kill(serving.pid, signal.SIGSTOP)
     await ask(slots, SlotStop(id=A, grace_s=0.2))
     seen["stubborn"] = [alive(), state(A)]
@@ -168,7 +177,7 @@ async def stops(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     os.chmod("/srv/gate", 0o666)
     flags(A, "--wait-for", "/srv/gate")
     told.moved.clear()
-    await ask(slots, SlotStart(id=A, grant=GRANT))
+    await start(slots, A)
     await ask(slots, SlotStop(id=A, grace_s=5))
     seen["while it starts"] = [alive(), state(A), [str(process.state) for process in told.moved]]
 
@@ -177,8 +186,7 @@ async def memory(slots: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     """A limit on the unit, and a server that needs more."""
     flags(A)
     told.moved.clear()
-    await ask(slots, SlotStart(id=A, grant=GRANT))
-    await told.until(A, ProcessState.SERVING)
+    await comes_up(told, await start(slots, A))
     group = Path("/sys/fs/cgroup" + run("systemctl", "show", f"hive-model@{A}", "--property=ControlGroup", "--value"))
     if not (group / "memory.max").exists():
         seen["oom"] = None
@@ -195,7 +203,7 @@ async def helpers(first: ModelSlots, seen: dict[str, Any]) -> None:
     flags(B, "--wait-for", "/srv/gate")
     flags(C)
     for slot in (A, B, C):
-        await ask(first, SlotStart(id=slot, grant=GRANT))
+        await start(first, slot)
     while state(A) != "active" or state(C) != "active":
         await asyncio.sleep(0.05)
     first.close()
@@ -228,8 +236,8 @@ async def prepared(first: ModelSlots, told: Told, seen: dict[str, Any]) -> None:
     flags(A)
     told.moved.clear()
     waiting = await waits(first, A)
-    begun = (await ask(first, SlotStart(id=A, grant=GRANT))).process
-    serving = await told.until(A, ProcessState.SERVING)
+    begun = await start(first, A)
+    serving = await comes_up(told, begun)
     log = (await ask(first, AskSlotLog(id=A, lines=50))).text
     await ask(first, SlotStop(id=A, grace_s=5))
     seen["prepared"] = {
@@ -279,7 +287,7 @@ async def refused(slots: ModelSlots, seen: dict[str, Any]) -> None:
     Path("/etc/systemd/system/hive-model@.service").unlink()
     run("systemctl", "daemon-reload")
     try:
-        await ask(slots, SlotStart(id=C, grant=GRANT))
+        await start(slots, C)
     except HiveError as error:
         seen["no unit"] = [type(error).__name__, error.message, list(PATHS.slot_grants.iterdir())]
 
