@@ -41,7 +41,7 @@ from hive.runtimes import home, pageout, vmm
 from hive.runtimes.log_pipes import AgentOutput, LogPipes
 from hive.runtimes.machine import ENDS_S, RunningMachine
 from hive.runtimes.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
-from hive.runtimes.process import check_user, group_of, log_pipes_of, trim_if_its_own
+from hive.runtimes.process import check_user, group_of, kill_all, log_pipes_of, trim_if_its_own
 from hive.runtimes.runtime import NO_EXEC, Run, RunningAgent, SocketPlace
 from hive.runtimes.vmm import PAUSED, RUNNING, START, Vmm
 from hive.settings.table import Paths, Sandbox
@@ -378,7 +378,7 @@ class FirecrackerRuntime:
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.is_of_this_boot():
-            group_of(spec, run, mark).kill()
+            await kill_all(group_of(spec, run, mark), run.main)
             for pid in self._dir(agent).residents(ProcessTable()):
                 if (who := identify(pid)) is not None and pid in self._dir(agent).residents(ProcessTable()):
                     who.send(signal.SIGKILL)

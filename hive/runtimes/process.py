@@ -84,6 +84,27 @@ async def look_again(attempt: int) -> None:
     await asyncio.sleep(0 if attempt < 20 else 0.001)
 
 
+async def kill_all(group: ProcessGroup, main: Identity) -> bool:
+    """Kills all of an agent; whether nothing of it is left.
+
+    Again and again: one may have forked meanwhile, and a killed process is gone only once it has had its turn.
+    """
+    until = time.monotonic() + KILL_S
+    while _is_left(group, main):
+        group.kill()
+        group.thaw()
+        main.send(signal.SIGKILL)
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(0.002)
+    return True
+
+
+def _is_left(group: ProcessGroup, main: Identity) -> bool:
+    """The main process is looked at by itself too: as the user of the subtree it could have left its cgroup."""
+    return main.is_alive() or bool(group.pids())
+
+
 class RunningProcess:
     """One started agent; see `RunningAgent` for the contract."""
 
@@ -191,19 +212,10 @@ class RunningProcess:
         return await self.kill()
 
     async def kill(self) -> bool:
-        until = time.monotonic() + KILL_S
-        while self._is_left():
-            self._group.kill()
-            self._group.thaw()
-            self.run.main.send(signal.SIGKILL)
-            if time.monotonic() > until:
-                return False
-            await asyncio.sleep(0.002)
-        return True
+        return await kill_all(self._group, self.run.main)
 
     def _is_left(self) -> bool:
-        """The main process is looked at by itself too: as the user of the subtree it could have left its cgroup."""
-        return self.run.main.is_alive() or bool(self._group.pids())
+        return _is_left(self._group, self.run.main)
 
     def take_inner(self) -> socket.socket | None:
         """See `BringsInner`. Once: from then on it is the caller's."""
@@ -562,9 +574,7 @@ class ProcessRuntime:
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.is_of_this_boot():
-            group = group_of(spec, run, mark)
-            group.kill()
-            group.thaw()
+            await kill_all(group_of(spec, run, mark), run.main)
             self._fences.find(agent, spec.limits, None).remove()
         await self._pipes.sweep(agent)
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from asyncio import to_thread
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hive.control.counters import Counters
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TimedOut, TooLarge, WrongState
 from hive.host.accounts import Accounts
 from tests.control.box import PAUSE_TIMEOUT_S, Box, HeldStops
+from tests.waiting import until
 
 SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 
@@ -36,12 +37,6 @@ def raw(path: Path, request: bytes) -> bytes:
         sock.connect(str(path))
         sock.sendall(request)
         return b"".join(iter(lambda: sock.recv(65536), b""))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it holds; pytest's own timeout says when it never does."""
-    while not holds():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
 
 
 async def test_an_agent_is_created_shown_and_removed(client: Client, live: Box) -> None:

@@ -13,7 +13,8 @@ import pytest
 from hive.client.client import Client
 from hive.errors import BadRequest, NotPermitted, Saturated
 from hive.store.audit import Filter
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 KEY = "sesame"

@@ -18,7 +18,8 @@ from hive.demo import server
 from hive.domain import BackendKind
 from hive.errors import BadRequest, NotFound, WrongState
 from hive.tasks import spawn
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 INFERENCE = "/api/system/inference"
 

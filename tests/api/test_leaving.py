@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from asyncio import to_thread
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,10 @@ from hive.domain import JobState
 from hive.store.jobs import StoredJob
 from hive.store.messages import StoredMessage
 from tests.control.box import Box
+from tests.waiting import until
 
 AGENT: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"], "port": 9000}
 WAITS = ["/api/jobs/j1?wait_s=600", "/api/agents/alice/messages/m1?wait_s=600"]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it holds; pytest's own timeout says when it never does."""
-    while not holds():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
 
 
 class Waiting:

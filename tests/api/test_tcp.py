@@ -8,7 +8,7 @@ import http.client
 import socket
 import time
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from hive.domain import Role
 from hive.errors import ConfigError
 from tests.api.over_tcp import TcpApi, until_closed
 from tests.control.box import Box
+from tests.waiting import until
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -33,12 +34,6 @@ async def api(live: Box) -> AsyncIterator[TcpApi]:
     server = await serve(live.services, live.paths.runtime / "again.sock", tcp=found.tcp)
     yield found
     await server.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns when it holds; pytest's own timeout says when it never does."""
-    while not holds():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
 
 
 def with_token(token: str, more: bytes = b"") -> bytes:

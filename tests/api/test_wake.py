@@ -15,7 +15,8 @@ from hive.control.listening import WantedAddress
 from hive.errors import ConfigError, DependencyDown, NotPermitted, TimedOut
 from hive.proxy.api_wake import ANSWER_MAX_BYTES, ApiWake, api_wake
 from hive.store.audit import Filter
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 TOKEN = "0123456789abcdef-of-the-test"
 LIST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

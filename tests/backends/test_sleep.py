@@ -18,8 +18,8 @@ from hive.errors import BackendTimeout, NotFound, NotSupported
 from hive.pool.state import MIB
 from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
-from tests.control.box import until
 from tests.pooling.sleep_world import SERVER, model_directory
+from tests.waiting import until
 
 Start = Callable[..., Awaitable[Path]]
 DEV, SLEEP = {"VLLM_SERVER_DEV_MODE": "1"}, "--enable-sleep-mode"

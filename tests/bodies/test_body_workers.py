@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hive.settings.field_rules import FieldRules
 from hive.settings.table import Settings
 from tests.bodies.reading import read_body
 from tests.descriptors import open_descriptors
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 OPENING, WANT = Opening("m"), Want(ask_usage=True)
@@ -77,13 +77,6 @@ class Results:
         await until(lambda: len(self.all) >= count)
         assert len(self.all) == count
         return self.all
-
-
-async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.005)
 
 
 def free(readers: DeepReaders) -> int:

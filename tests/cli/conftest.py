@@ -22,10 +22,11 @@ from hive.link.messages import Activity
 from hive.sandbox.server import HelperServer
 from hive.settings.table import InferenceSection, Proxy, Settings, TenantRow
 from hive.store import usage
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.control.threaded_box import ThreadedBox, threaded_box
 from tests.fakes.played_runtime import SWAP_BYTES, PlayedRuntime
 from tests.fakes.programs import Program, fake_ollama
+from tests.waiting import until
 
 CLOSED_PORT = 1
 """Nobody listens there."""

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hive.cli import backend
-from tests.control.box import until
 from tests.control.services_box import LLAMA, VLLM, ServicesBox
 from tests.control.threaded_box import threaded_box
+from tests.waiting import until
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""

@@ -9,7 +9,8 @@ from hive.link.messages import Failed
 from hive.link.prompts import Prewarmed
 from hive.models.prompts import hash_prompt
 from tests.cli.conftest import show_backend
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""

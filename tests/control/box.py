@@ -10,7 +10,6 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from hive.shapes.agents import AgentView
 from hive.store.audit import AuditRecord, Filter
 from tests.approvals import SWITCH
 from tests.fakes.proxy_peer import ProxyPeer
+from tests.waiting import until
 
 AWAKE = Settings(
     inference=InferenceSection(auto_sleep_enabled=False, enabled="false"),
@@ -51,15 +51,6 @@ OWN_READERS = 2
 PAUSE_TIMEOUT_S = 12.0
 """Of the daemon behind the tests of the API."""
 SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
-
-
-async def until(question: Callable[[], object], *, within_s: float = 20) -> None:
-    """Returns when the answer is yes."""
-    for _ in range(int(within_s / 0.01)):
-        if question():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def is_alive(pid: int | None) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from hive.client.client import Client
 from hive.link.requests import QueueIs, QueueView
-from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops, until
+from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops
+from tests.waiting import until
 
 
 @pytest.fixture

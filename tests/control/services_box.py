@@ -25,7 +25,8 @@ from hive.errors import HiveError
 from hive.settings.table import DaemonSection, InferenceSection, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 LLAMA, VLLM, OLLAMA = BackendKind.LLAMA, BackendKind.VLLM, BackendKind.OLLAMA
 QUICK = msgspec.structs.replace(

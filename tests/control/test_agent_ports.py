@@ -10,7 +10,8 @@ from hive.domain import AgentSpec, Isolation
 from hive.errors import WrongState
 from hive.store import runtime_settings
 from hive.store.runtime_settings import BOOT
-from tests.control.box import SLEEPER, Box, until
+from tests.control.box import SLEEPER, Box
+from tests.waiting import until
 
 TAKEN = "^port: 9131 is a1's already$"
 

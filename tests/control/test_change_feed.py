@@ -13,7 +13,8 @@ from hive.control.change_feed import ChangeFeed
 from hive.domain import UsageEvent
 from hive.errors import BadRequest
 from hive.link.messages import Activity
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 HELD = ("rss_bytes", "held_bytes", "held_at", "pss_bytes", "pss_at")
 OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_at", *HELD)

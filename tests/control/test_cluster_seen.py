@@ -12,8 +12,9 @@ from hive.conditions import FoundCondition
 from hive.domain import BackendKind
 from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.control.played_engine import PlayedEngine, playing
+from tests.waiting import until
 
 FAST = InferenceSection(slots_per_replica=4, cluster_poll_s=0.1)
 

@@ -13,7 +13,7 @@ from hive.domain import BackendInfo, BackendKind, ClusterNode
 from hive.errors import LinkLost
 from hive.settings.table import InferenceSection, Proxy, Settings
 from tests.control.played_engine import PlayedEngine, playing
-from tests.proxy.harness import until
+from tests.waiting import until
 
 PROPS = b'{"build_info":"b1","total_slots":4}'
 RANKS = (

@@ -23,11 +23,12 @@ from hive.link.messages import Activity, Leaving, Open, Refused
 from hive.link.usage import UsageBatch, UsageItem
 from hive.settings.table import Agents, InferenceSection, Settings
 from hive.store.database import Database
-from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
+from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive
 from tests.fakes.proxy_peer import ProxyPeer
 from tests.fakes.usage_events import usage_event
 from tests.listening import listening
 from tests.swapspace import without_swap, zram_swap
+from tests.waiting import until
 
 HEAVY = ["/usr/bin/python3", "-u", "-c", "import time; x = bytes(range(256)) * 120_000; print('up'); time.sleep(1000)"]
 """30 MB of its own."""

@@ -29,8 +29,9 @@ from hive.domain import (
 from hive.store import agents, runtime_settings
 from hive.store.runtime_settings import BOOT
 from hive.store.usage import CostSums
-from tests.control.box import SLEEPER, Box, until
+from tests.control.box import SLEEPER, Box
 from tests.control.held_database import cancelled_while_it_writes
+from tests.waiting import until
 
 PROCESS = AgentSpec(name="bob", command=SLEEPER, port=9000)
 DOCKER = AgentSpec(name="bob", runtime=RuntimeKind.DOCKER, docker=DockerSpec(image="busybox"), port=9000)

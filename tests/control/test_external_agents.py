@@ -11,7 +11,8 @@ from hive.agents.spec import check
 from hive.domain import AgentSpec, RestartPolicy, RuntimeKind, Tier
 from hive.errors import BadRequest, NotFound, NotSupported
 from hive.settings.table import Sandbox, Settings
-from tests.control.box import AWAKE, SLEEPY, Box, is_alive, until
+from tests.control.box import AWAKE, SLEEPY, Box, is_alive
+from tests.waiting import until
 
 VISITOR = check(AgentSpec(name="visitor", runtime=RuntimeKind.EXTERNAL, tier=Tier.HIGH, tenant="acme"))
 NO_HELPER = msgspec.structs.replace(AWAKE, sandbox=Sandbox(enabled=False))

@@ -36,10 +36,11 @@ from hive.settings.table import GovernanceSection
 from hive.store import jobs, op_nonces
 from hive.store.audit import Filter
 from tests.api.described import ROWS
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.control.conftest import box as box  # the fixture
 from tests.fakes.programs import fake_ollama
 from tests.governance.signing import HMAC_KEY, KEYS, hmac_token, signed
+from tests.waiting import until
 
 TINY = {"modelId": "tiny"}
 SIGNERS = "[signers]\n" + "".join(f'{name} = "{key.public.text}"\n' for name, key in KEYS.items())

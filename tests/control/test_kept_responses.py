@@ -23,8 +23,9 @@ from hive.link.responses import (
 )
 from hive.settings.table import Settings
 from hive.store import responses
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.fakes.proxy_peer import ProxyPeer
+from tests.waiting import until
 
 MOST = 1_000_000
 

@@ -15,7 +15,8 @@ from hive.domain import Role
 from hive.settings.pool import PoolSection
 from hive.store.leases import StoredLease
 from tests.approvals import TAKE
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 pytestmark = [pytest.mark.redis]
 ROOT = Person("uid:0", Role.ADMIN)

@@ -17,9 +17,10 @@ from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.settings.table import Settings
 from hive.store import messages
-from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, until
+from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process
 from tests.examples import stride
 from tests.ports import free_port
+from tests.waiting import until
 
 AGENT = ["/usr/bin/python3", str(Path(__file__).with_name("inbox_agent.py"))]
 

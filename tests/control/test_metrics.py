@@ -17,10 +17,11 @@ from hive.control.metrics import ROWS, exposition, gpu_values
 from hive.domain import AgentStatus
 from hive.host.nvml import Nvml
 from hive.link.usage import UsageBatch, UsageItem
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.fakes import fake_nvml
 from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of, with_mig
 from tests.fakes.usage_events import usage_event
+from tests.waiting import until
 
 Found = dict[tuple[str, ...], float]
 

@@ -20,8 +20,9 @@ from hive.link.requests import AskModels
 from hive.settings.table import Settings, TenantRow
 from hive.store.audit import Filter
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import AWAKE, SLEEPER, Box, until
+from tests.control.box import AWAKE, SLEEPER, Box
 from tests.fakes.programs import Program, demo_backend, fake_ollama
+from tests.waiting import until
 
 TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\0\0" + b"\2" + b"\0" * 23
 """A header with one tensor of two F32 weights."""

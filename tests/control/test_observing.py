@@ -44,7 +44,8 @@ from hive.shapes.pool import PoolAccount, PoolView
 from hive.store import usage
 from hive.store.database import Database
 from hive.store.usage import CostSums, SpentSums, UsageFilter
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "api/golden"
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"

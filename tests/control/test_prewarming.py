@@ -15,7 +15,8 @@ from hive.link.prompts import Prewarmed
 from hive.models.prompts import hash_prompt
 from hive.settings.table import TenantRow
 from hive.settings.tasks import TaskRow
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 PROMPT = "You answer for a shop. " * 40
 COMMAND = ["/bin/sleep", "1000"]

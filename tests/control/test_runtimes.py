@@ -19,7 +19,8 @@ from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Sandbox
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 STEPS = 10
 """Of the loop, in which a task without I/O gets as far as it can."""

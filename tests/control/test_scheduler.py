@@ -12,7 +12,8 @@ from hive.errors import BadRequest, NotFound
 from hive.store import schedules
 from hive.store.database import Database
 from hive.store.schedules import StoredSchedule
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 
 async def put_to_sleep(box: Box) -> None:

@@ -18,7 +18,7 @@ from hive.store.database import Database
 from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
 from hive.store.load_tasks import StoredLoad
-from tests.control.box import Box, until
+from tests.control.box import Box
 from tests.control.conftest import box as box  # the fixture
 from tests.control.test_governance import (
     AWAKE_WITH_MODELS,
@@ -32,6 +32,7 @@ from tests.control.test_governance import (
 )
 from tests.control.test_governance import rules as rules  # the fixture
 from tests.fakes.programs import fake_ollama
+from tests.waiting import until
 
 LOAD = "/v1/models/load"
 RESTORES = msgspec.structs.replace(

@@ -18,8 +18,8 @@ from hive.control import switching
 from hive.control.switching import Switcher
 from hive.errors import DependencyDown, NotFound, WrongState
 from hive.store.database import Database
-from tests.control.box import until
 from tests.control.services_box import GETS, LLAMA, OLLAMA, VLLM, ServicesBox, with_llama
+from tests.waiting import until
 
 
 @pytest.fixture

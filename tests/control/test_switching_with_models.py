@@ -27,9 +27,9 @@ from hive.pooling.pooling import ModelPool
 from hive.settings.pool import ModelRow, PoolSection, slot_id
 from hive.settings.table import Settings
 from tests.approvals import PIN, UNLOAD
-from tests.control.box import until
 from tests.control.services_box import LLAMA, QUICK, VLLM, Server, ServicesBox
 from tests.pooling.pool_world import GPU, PlayedMemory, PlayedServers, describe, tiny_model
+from tests.waiting import until
 
 TOTAL_MB = 100
 SMALL, LARGE = "small", "large"

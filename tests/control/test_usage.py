@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from hive.store.usage import UsageFilter, UsageMark
 from hive.tasks import spawn
 from tests.examples import examples
 from tests.fakes.usage_events import usage_event
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -335,16 +336,6 @@ async def consuming(store: Live, database: Database, heard: Heard) -> AsyncItera
         yield consumer
     finally:
         await consumer.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for a condition, sync or async."""
-    async with asyncio.timeout(30):
-        while True:
-            found = condition()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.01)
 
 
 def rows(conn: sqlite3.Connection) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """A process that is told when to kill itself (see fuse.py), from the outside; and the daemon that lives through it."""
 
-# ruff: noqa: ASYNC110 - other processes send no asyncio events; a test's loop may wait for its disk
 from __future__ import annotations
 
 import asyncio
@@ -201,14 +200,3 @@ async def kill_tasks(*, but: asyncio.Task[int]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         tasks.clear()
         del task
-
-
-async def until(predicate: object, *, what: object = "", limit_s: float = 60) -> None:
-    """Waits until `predicate()`; the limit only keeps a failing test from hanging."""
-    assert callable(predicate)
-    try:
-        async with asyncio.timeout(limit_s):
-            while not predicate():
-                await asyncio.sleep(0.001)
-    except TimeoutError:
-        raise AssertionError(f"not within {limit_s:g} s: {what() if callable(what) else what}") from None

@@ -12,7 +12,7 @@ import pytest
 from hive.host.loop_lag import SAMPLE_S, STALL_S, Pulse, watched
 from hive.host.notify import Notifier
 from tests.fakes.systemd import Ear
-from tests.proxy.harness import until
+from tests.waiting import until
 
 
 class Beats:

@@ -27,7 +27,8 @@ from hive.runtimes.unit_plan import agent_of, unit_of
 from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits as Waits
 from hive.settings.table import Paths, Settings
-from tests.sandbox.harness import Daemon, until
+from tests.sandbox.harness import Daemon
+from tests.waiting import until
 
 pytest.register_assert_rewrite("tests.runtimes.test_conformance")
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))

@@ -40,7 +40,8 @@ from tests.host.unit_agents import (
     spec_of,
     started,
 )
-from tests.sandbox.harness import Daemon, until
+from tests.sandbox.harness import Daemon
+from tests.waiting import until
 
 # --- limits --------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from hive.errors import LinkLost, WrongState
 from hive.link.execution import TerminalSize
 from hive.sandbox.client import Execution
 from tests.host.unit_agents import PYTHON, SLEEP, Connect, asleep, group_of, new_id, started
-from tests.sandbox.harness import Daemon, alive, until
+from tests.sandbox.harness import Daemon, alive
+from tests.waiting import until
 
 STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 SHARED = ("net", "ipc", "pid", "user", "cgroup", "time")

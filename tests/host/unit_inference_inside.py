@@ -25,7 +25,8 @@ from hive.sandbox.client import SandboxClient
 from hive.settings.table import InferenceSection
 from hive.slots.inference_units import UNITS
 from tests.host.unit_agents import PATHS, Connect
-from tests.sandbox.harness import Daemon, until
+from tests.sandbox.harness import Daemon
+from tests.waiting import until
 
 OLLAMA, VLLM, LLAMA = BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA
 FOLDER = Path("/run/systemd/system")

@@ -34,7 +34,8 @@ from tests.host.unit_agents import (
     started,
     ticks,
 )
-from tests.sandbox.harness import Daemon, alive, until
+from tests.sandbox.harness import Daemon, alive
+from tests.waiting import until
 
 # --- what systemd is busy with ---------------------------------------------------------------------------------------
 

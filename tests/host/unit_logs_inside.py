@@ -24,7 +24,8 @@ from hive.runtimes.unit import UnitRuntime
 from hive.runtimes.unit_plan import unit_of
 from hive.settings.table import Paths
 from tests.host.unit_agents import PATHS, new_id, started
-from tests.sandbox.harness import Daemon, until
+from tests.sandbox.harness import Daemon
+from tests.waiting import until
 
 SAYS_A_LINE = [
     "sh",

@@ -36,7 +36,8 @@ from tests.host.unit_agents import (
     ticks,
 )
 from tests.host.unit_exec_inside import ran
-from tests.sandbox.harness import Daemon, alive, until
+from tests.sandbox.harness import Daemon, alive
+from tests.waiting import until
 
 FIRST = 90000
 TEMPLATE = TemplateSpec(name="lib", python=PYTHON, imports=["json", "decimal"], first_uid=FIRST)

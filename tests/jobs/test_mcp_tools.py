@@ -22,8 +22,8 @@ from hive.jobs.running import Tool, ToolFailed, run_calls
 from hive.jobs.toolloop import Fate, JudgedCall, LoopLimits
 from hive.worker.dialogue import DialogueFailed
 from hive.worker.records import ToolCallText
-from tests.control.box import until
 from tests.jobs.local_programs import AGENT, LocalPrograms
+from tests.waiting import until
 
 HERE = Path(__file__).parent
 MCP = (str(HERE / "mcp_server.py"),)

@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -301,16 +301,3 @@ async def around(
     finally:
         commits.cancel()
         hive.close()
-
-
-async def until(condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "") -> None:
-    """Waits until the condition (or the coroutine it returns) says yes. Fails the test where it does not."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while True:
-        got = condition()
-        if asyncio.iscoroutine(got):
-            got = await got
-        if got:
-            return
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s:g} s: {what}"
-        await asyncio.sleep(0.02)

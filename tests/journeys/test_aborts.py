@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.journeys.alone import TOKEN, Alone, alone, until
+from tests.journeys.alone import TOKEN, Alone, alone
+from tests.waiting import until
 
 ABORTS = int(os.environ.get("HIVE_ABORTS", "10000"))
 AT_ONCE = 50
@@ -166,7 +167,7 @@ async def many(hive: Alone, count: int, chance: random.Random) -> int:
 
 async def at_rest(hive: Alone, backend: Backend) -> dict[str, float]:
     """Memory and descriptors once nothing has moved for a moment: the backend's idle connections are closed by then."""
-    await until(lambda: backend.open == 0, within_s=20, what="every connection to the backend is closed")
+    await until(lambda: backend.open == 0, what="every connection to the backend is closed")
     gauges: dict[str, float] = {}
 
     async def settled() -> bool:
@@ -176,7 +177,7 @@ async def at_rest(hive: Alone, backend: Backend) -> dict[str, float]:
             gauges[name] for name in ("in_flight", "parked", "queue_waiting", "queue_running", "connections")
         )
 
-    await until(settled, within_s=20, what=f"nothing in flight any more: {gauges}")
+    await until(settled, what=f"nothing in flight any more: {gauges}")
     activity = (await hive.activity()).agents["alone"]
     assert (activity.in_flight, activity.parked, activity.ingress) == (0, 0, 0)
     return {name: gauges[name] for name in HELD}

@@ -39,8 +39,9 @@ from hive.link.specs import SandboxSpec
 from hive.link.usage import AskSpent, SpentIs, UsageBatch
 from hive.settings.table import Paths
 from tests.fakes.fuse import BEGIN
-from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal, until
+from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal
 from tests.proxy.harness import CHAT, Backend, Client, digest, post, read_request
+from tests.waiting import until
 
 A = "a1a1a1a1a1a1"
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED

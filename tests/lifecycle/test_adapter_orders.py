@@ -40,8 +40,8 @@ from hive.tasks import spawn
 from tests.adapters import lora_files
 from tests.adapters.lora_files import BASE, new_key, peft_adapter, sign
 from tests.approvals import BRING, LOAD_ADAPTER, REMOVE_ADAPTER, TRUST, UNLOAD_ADAPTER
-from tests.control.box import until
 from tests.pooling.pool_world import PlayedAudit
+from tests.waiting import until
 
 ANN = "uid:7"
 

@@ -39,6 +39,7 @@ from hive.store.adapters import StoredAdapter
 from hive.tasks import spawn
 from tests.adapters.installed import install_weights
 from tests.pooling.pool_world import PlayedProxy, PoolWorld
+from tests.waiting import until
 
 BASE = "tiny"
 
@@ -155,12 +156,6 @@ async def world(tmp_path: Path) -> AsyncIterator[AdapterWorld]:
     await made.begin()
     yield made
     await made.end()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
-            await asyncio.sleep(0.005)
 
 
 async def test_a_load_makes_a_slot_of_its_own_and_then_tells_the_name(world: AdapterWorld) -> None:

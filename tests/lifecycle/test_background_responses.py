@@ -22,9 +22,10 @@ from hive.lifecycle.job_output import JobOutputReader
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store import jobs as store
-from tests.control.box import Box, until
+from tests.control.box import Box
 from tests.lifecycle.test_model_jobs import QUICK, metered, with_model
 from tests.llama import MODEL, LlamaServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.llama
 SHORT: dict[str, Any] = {"model": MODEL, "input": "Say hello.", "max_output_tokens": 8, "background": True}

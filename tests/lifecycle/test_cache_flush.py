@@ -19,7 +19,8 @@ from hive.store import cache_epochs
 from hive.store.database import Database
 from hive.store.migrations import migrate
 from tests.approvals import FLUSH, LOAD
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 ALL = FlushScope(FlushKind.ALL)
 

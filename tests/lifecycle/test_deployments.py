@@ -15,10 +15,11 @@ from hive.domain import BackendKind, DeploymentState
 from hive.errors import NotFound
 from hive.settings.registry import RegistrySection
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.control.services_box import LLAMA, VLLM, ServicesBox, with_llama
 from tests.fakes.programs import Program, demo_backend, fake_ollama
 from tests.governance.signing import KEYS
+from tests.waiting import until
 
 QUICK = msgspec.structs.replace(AWAKE, daemon=msgspec.structs.replace(AWAKE.daemon, backend_check_s=0.2))
 RESTORES = msgspec.structs.replace(QUICK, registry=RegistrySection(restore=True))

@@ -29,8 +29,9 @@ from hive.link.messages import Failed
 from hive.settings.jobs import JobsSection
 from hive.store.audit import Filter
 from tests import llama
-from tests.control.box import AWAKE, Box, is_alive, until
+from tests.control.box import AWAKE, Box, is_alive
 from tests.ports import free_port
+from tests.waiting import until
 from tests.worker.scripted import Folder
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -23,9 +23,9 @@ from hive.store import load_tasks
 from hive.store.load_tasks import StoredLoad
 from hive.tasks import spawn
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import until
 from tests.pooling.pool_world import GPU, PoolWorld
 from tests.pooling.test_deployments import NoServerInUse
+from tests.waiting import until
 
 
 class TaskWorld(PoolWorld):

@@ -34,9 +34,10 @@ from hive.link.jobs import JobWord
 from hive.settings.jobs import JobsSection
 from hive.settings.table import Settings
 from hive.store.jobs import StoredJob
-from tests.control.box import AWAKE, Box, is_alive, until
+from tests.control.box import AWAKE, Box, is_alive
 from tests.jobs.test_real_server import HOT
 from tests.llama import MODEL, LlamaServer, serve
+from tests.waiting import until
 
 pytestmark = pytest.mark.llama
 ME = "uid:0"

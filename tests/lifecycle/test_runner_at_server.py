@@ -16,8 +16,9 @@ from hive.lifecycle.runner import LoadWish, Ordered
 from hive.shapes.runner import LoadTask
 from tests import llama
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.fakes.programs import Program, demo_backend, fake_ollama
+from tests.waiting import until
 
 QUICK = msgspec.structs.replace(AWAKE, daemon=msgspec.structs.replace(AWAKE.daemon, backend_check_s=0.2))
 LOADS, UNLOADS = Ordered("token:ci", LOAD), Ordered("token:ci", UNLOAD)

@@ -11,9 +11,10 @@ import msgspec
 from hive.audit.approval import Approval
 from hive.control import views
 from hive.domain import BackendKind
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.fakes.programs import Program, fake_ollama
 from tests.governance.signing import KEYS
+from tests.waiting import until
 
 QUICK = msgspec.structs.replace(AWAKE, daemon=msgspec.structs.replace(AWAKE.daemon, backend_check_s=0.2))
 RULE = "[rules.model-load]\nthreshold = 1\nof = ['ann']\n"

@@ -29,6 +29,7 @@ from hive.link.messages import AnyMessage, Done, Quiet
 from hive.link.server import LinkServer, bind_private, peer_of
 from hive.tasks import spawn
 from tests.descriptors import open_descriptors
+from tests.waiting import until
 
 # --- framing -----------------------------------------------------------------------------------------------------
 
@@ -127,13 +128,6 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
             os.close(descriptor)
     await pair[0].lost.wait()
     await pair[1].lost.wait()
-
-
-async def until(predicate: Callable[[], object]) -> None:
-    """The limit only keeps a failing test from hanging."""
-    async with asyncio.timeout(20):
-        while not predicate():
-            await asyncio.sleep(0)
 
 
 async def test_an_answer_comes_back_to_the_question_it_belongs_to(ends: tuple[End, End]) -> None:

@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from hive.store import spoolfile
 from hive.store.spoolfile import SpoolFile
 from hive.store.stream import ToldRange, read_lines
 from hive.tasks import spawn
+from tests.waiting import until
 
 EVENT = UsageEvent(
     id="p1-1",
@@ -49,16 +50,6 @@ EVENT = UsageEvent(
 
 def event(seq: int, **fields: Any) -> UsageEvent:
     return msgspec.structs.replace(EVENT, **{"id": f"p1-{seq}", **fields})
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for a condition, sync or async."""
-    async with asyncio.timeout(20):
-        while True:
-            found = condition()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.01)
 
 
 # --- the backlog -------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from hive.shapes.leases import LeaseView
 from hive.store.leases import StoredLease
 from hive.tasks import spawn
 from tests.approvals import RUN, TAKE
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 ANN, BEN = Person("uid:1000", Role.OPERATOR), Person("uid:1001", Role.OPERATOR)
 ROOT = Person("uid:0", Role.ADMIN)

@@ -49,9 +49,9 @@ from hive.store import leases as stored_leases
 from hive.store.database import Database
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
-from tests.control.box import until
 from tests.llama import MAKE_MODEL
 from tests.pooling.played_holders import PlayedHolders
+from tests.waiting import until
 
 GPU = "GPU-0"
 

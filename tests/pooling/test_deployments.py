@@ -22,8 +22,8 @@ from hive.store import jobs as stored_jobs
 from hive.store import pool as stored_pool
 from hive.store.deployments import StoredDeployment
 from hive.store.jobs import StoredJob
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 S = DeploymentState
 

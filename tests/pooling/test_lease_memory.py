@@ -13,10 +13,10 @@ from hive.errors import LeaseWaited
 from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB
 from hive.pooling.pooled_lease import LeaseState, PooledLease
-from tests.control.box import until
 from tests.fakes.fake_nvml import GIB, Gpu, in_place_of
 from tests.pooling.lease_world import ANN, LeaseWorld
 from tests.pooling.test_pool_memory import MeasuredBox, here, server
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

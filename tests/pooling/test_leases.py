@@ -28,8 +28,8 @@ from hive.pooling.pooled_lease import LeaseState, PooledLease
 from hive.settings.lease import LeaseSection
 from hive.store import leases as store
 from tests.approvals import END
-from tests.control.box import until
 from tests.pooling.lease_world import ANN, BEN, ROOT, LeaseWorld
+from tests.waiting import until
 
 
 @pytest.fixture

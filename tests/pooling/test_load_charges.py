@@ -9,8 +9,8 @@ import pytest
 
 from hive.domain import Band
 from tests.approvals import LOAD
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 
 @pytest.fixture

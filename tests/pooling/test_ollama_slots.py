@@ -16,8 +16,8 @@ from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pooling.ollama_slots import OllamaSlots
 from hive.settings.file import load_text
 from hive.settings.pool import slot_id
-from tests.control.box import until
 from tests.fakes.programs import Program, fake_ollama
+from tests.waiting import until
 
 MIB = 1 << 20
 GRANT = SlotGrant(accounts={"cpu": 70}, generation=3)

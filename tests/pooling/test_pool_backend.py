@@ -16,8 +16,8 @@ from hive.link.helper import BackendIs
 from hive.pool.state import MIB
 from hive.pooling.pool_backend import PoolBackends
 from hive.settings.table import InferenceSection
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 LLAMA, VLLM, OLLAMA = BackendKind.LLAMA, BackendKind.VLLM, BackendKind.OLLAMA
 

@@ -17,8 +17,8 @@ from hive.link.slots import ProcessState, SlotGrant, SlotProcess
 from hive.pool.state import MIB
 from hive.store.pool import pins
 from tests.approvals import LOAD, PIN, UNLOAD, UNPIN
-from tests.control.box import until
 from tests.pooling.pool_world import GPU, PoolWorld
+from tests.waiting import until
 
 World = Callable[..., Awaitable[PoolWorld]]
 

@@ -12,7 +12,7 @@ from hive.host.memory_box import BoxMemory
 from hive.pooling import preparing
 from hive.pooling.preparing import Preparing
 from hive.sandbox.client import SandboxClient
-from tests.control.box import until
+from tests.waiting import until
 
 ROOMY = BoxMemory(64 << 30, 32 << 30)
 

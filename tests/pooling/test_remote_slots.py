@@ -17,9 +17,9 @@ from hive.pooling.remote_slots import RemoteSlots, address_of
 from hive.pooling.slot_server import describe
 from hive.pooling.slot_servers import OneOfTwo
 from hive.settings.pool import ModelRow
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld, leases_of, registry_of
 from tests.pooling.pool_world import describe as played
+from tests.waiting import until
 
 FAR = "https://192.0.2.1/v1"
 """TEST-NET-1 (RFC 5737): nobody is there."""

@@ -13,8 +13,8 @@ from hive.lifecycle.load_anew import SlotLoader
 from hive.pooling.pooled_slot import PooledSlot
 from hive.pooling.slot_steps import RENEW_S
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 DRAIN_S = 0.3
 

@@ -17,9 +17,9 @@ from hive.pool.state import MIB
 from hive.pooling.pool_views import explanation_of, slot_view, view_of
 from hive.pooling.slot_sleep import SlotSleep
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import until
 from tests.fakes.fake_sleeping_vllm import CONTEXT_BYTES, PYTHON_BYTES
 from tests.pooling.sleep_world import SleepWorld
+from tests.waiting import until
 
 World = Callable[..., Awaitable[SleepWorld]]
 CONTEXT_MB, PYTHON_MB = CONTEXT_BYTES // MIB, PYTHON_BYTES // MIB

@@ -11,8 +11,8 @@ import pytest
 
 from hive.link.pool import SlotFlow, SlotFlows
 from hive.pooling.slot_steps import SlotSteps
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 STALL_S = 0.6
 

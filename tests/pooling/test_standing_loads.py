@@ -18,10 +18,10 @@ from hive.pooling.pooled_slot import PooledSlot
 from hive.sandbox.client import SandboxClient
 from hive.settings.pool import slot_id
 from hive.settings.table import Paths
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
 from tests.sandbox.harness import alive
 from tests.sandbox.model_servers import helper, left, pids
+from tests.waiting import until
 
 STILL_S = 2.0
 A = slot_id("a")
@@ -70,7 +70,7 @@ async def test_a_load_that_stands_still_is_ended_with_the_reason_and_nothing_of_
     box.ask("a")
     await until(lambda: pids(paths))
     (server,) = pids(paths)
-    await until(lambda: box.pool.find("a").failures == 1, within_s=60)
+    await until(lambda: box.pool.find("a").failures == 1)
     slot = box.pool.find("a")
     assert slot.error == "its load stood still: no CPU was used and no memory taken for 2 s"
     assert not alive(server)
@@ -84,6 +84,6 @@ async def test_a_server_that_is_stopped_during_its_load_is_ended_too(box: PoolWo
     await until(lambda: pids(paths))
     (server,) = pids(paths)
     os.kill(server, signal.SIGSTOP)
-    await until(lambda: box.pool.find("a").failures == 1, within_s=60)
+    await until(lambda: box.pool.find("a").failures == 1)
     assert "stood still" in box.pool.find("a").error
     assert not alive(server)

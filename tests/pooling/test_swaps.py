@@ -16,8 +16,8 @@ from hive.pool.accounts import charged_in
 from hive.pool.state import MIB
 from hive.store.jobs import StoredJob
 from tests.approvals import LOAD, PIN, UNLOAD
-from tests.control.box import until
 from tests.pooling.pool_world import GPU, PoolWorld
+from tests.waiting import until
 
 World = Callable[..., Awaitable[PoolWorld]]
 

@@ -10,8 +10,8 @@ import pytest
 
 from hive.domain import DeploymentState, JobState
 from tests.approvals import LOAD, UNLOAD
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hive.domain import Band
 from hive.pool.bound import waiting_bound
 from hive.pool.state import Demand
 from hive.store import pool
-from tests.control.box import until
 from tests.pooling.pool_world import PoolWorld
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -385,11 +385,3 @@ def full_backlog() -> Iterator[str]:
             filler.setblocking(False)
             filler.connect_ex(listening.getsockname())
         yield f"127.0.0.1:{listening.getsockname()[1]}"
-
-
-async def until(condition: Callable[[], object], *, within_s: float = 5.0) -> None:
-    """Waits until the condition holds. Fails the test where it does not."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.002)

@@ -20,7 +20,8 @@ from hive.proxy.background_responses import BackgroundSource
 from hive.proxy.stored_responses import StoredResponses
 from hive.settings.table import Proxy as ProxySettings
 from hive.store.responses_file import ResponsesFile
-from tests.proxy.harness import Backend, Proxy, proxied, until
+from tests.proxy.harness import Backend, Proxy, proxied
+from tests.waiting import until
 
 OUTPUT = [{"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
 

@@ -26,7 +26,8 @@ from hive.link.server import LinkServer, bind_private
 from hive.settings.table import Paths
 from tests.fakes import systemd
 from tests.fakes.systemd import Ear
-from tests.proxy.harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, digest, until
+from tests.proxy.harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, digest
+from tests.waiting import until
 
 ALICE = "a1a1a1a1a1a1"
 LOOK_S = 0.5

@@ -13,8 +13,9 @@ from hive.link.adapters import AdapterDrained, AdapterRoute, DrainAdapter
 from hive.link.message import LinkMessage
 from hive.link.pool import SlotGone, SlotRow
 from hive.proxy.adapter_drains import AdapterDrains
-from tests.proxy.harness import Backend, Client, answer, get, nothing_is_held, proxied, read_request, until
+from tests.proxy.harness import Backend, Client, answer, get, nothing_is_held, proxied, read_request
 from tests.proxy.test_slots import Pool, ask, content, named, pooled
+from tests.waiting import until
 
 OLD, NEW = "red@000000000001", "red@000000000002"
 

@@ -16,8 +16,9 @@ from hive.domain import WakeCause
 from hive.link.helper import dialled
 from tests.muxer import Muxer
 from tests.proxy.at_rest import complaints, held
-from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
+from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied
 from tests.proxy.websocket_agent import Echo, ask
+from tests.waiting import until
 
 CALL = b"GET /agents/alice/turn HTTP/1.1\r\nhost: h\r\nx-hive-token: %b\r\n\r\n" % INGRESS_TOKEN
 PORT = 8080

@@ -26,7 +26,7 @@ from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import SocketListener
 from tests.descriptors import open_descriptors
-from tests.proxy.harness import until
+from tests.waiting import until
 
 QUESTIONS = ["/metrics", "/healthz", "/readyz", "/queue"]
 

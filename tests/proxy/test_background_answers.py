@@ -34,9 +34,10 @@ from hive.proxy import background_answers, background_responses
 from hive.proxy.slot_orders import SlotOrders
 from hive.settings.tasks import TaskRow
 from hive.tasks import spawn
-from tests.proxy.harness import Backend, Client, Proxy, get, post, until
+from tests.proxy.harness import Backend, Client, Proxy, get, post
 from tests.proxy.keeping import Daemon, keeping
 from tests.proxy.test_leaving import row, set_cloud
+from tests.waiting import until
 
 JOB = "0123456789ab"
 NAME = f"resp_{JOB}"

@@ -21,19 +21,9 @@ from hive.errors import LinkLost
 from hive.link.usage import AskSpent, SpentIs, SpentRow
 from hive.queue.budgets import BudgetHold, BudgetSpent, SpendingAccount, SpendingBook, SpendingUnknown, SpentTokens
 from hive.settings.table import TenantRow
-from tests.proxy.harness import (
-    CHAT,
-    STREAM,
-    Backend,
-    Client,
-    Proxy,
-    nothing_is_held,
-    post,
-    proxied,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, STREAM, Backend, Client, Proxy, nothing_is_held, post, proxied, read_request
 from tests.proxy.test_leaving import held
+from tests.waiting import until
 
 CHAT_AT = b"/v1/chat/completions"
 COSTS = 10

@@ -19,7 +19,8 @@ from hive.proxy.identity import wishes_of
 from hive.settings.table import TenantRow
 from hive.wire.dial import dial
 from hive.wire.http1 import Request
-from tests.proxy.harness import JSON_ANSWER, Backend, Client, Proxy, answer, post, proxied, read_request, until
+from tests.proxy.harness import JSON_ANSWER, Backend, Client, Proxy, answer, post, proxied, read_request
+from tests.waiting import until
 
 OPERATOR = b"internal"
 BODY = b'{"model":"m","prompt":"x"}'

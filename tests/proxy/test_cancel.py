@@ -38,8 +38,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -384,7 +384,7 @@ async def test_of_two_thousand_that_leave_at_a_random_moment_nothing_stays(tmp_p
             await asyncio.gather(*[callers() for _ in range(AT_ONCE)])
             naps.cancel()
             proxy.alice.gate.move(GateState.OPEN, 1_000_000, "running")
-            await until(lambda: held(proxy) == before, within_s=20)
+            await until(lambda: held(proxy) == before)
             await until(lambda: backend.connections - backend.closed == idle(proxy.path))
             ids = [event.id for event in proxy.events]
             assert len(ids) == len(set(ids)), "nobody pays twice"

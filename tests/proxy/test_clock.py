@@ -17,21 +17,9 @@ import pytest
 
 import hive
 from tests.journeys.alone import TOKEN, alone
-from tests.journeys.alone import until as until_told
 from tests.proxy.at_rest import turns
-from tests.proxy.harness import (
-    CHAT,
-    JSON_ANSWER,
-    STREAM,
-    Backend,
-    Client,
-    answer,
-    chunked,
-    post,
-    proxied,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, JSON_ANSWER, STREAM, Backend, Client, answer, chunked, post, proxied, read_request
+from tests.waiting import until
 
 HOUR_S, YEARS_S = 3600.0, 10 * 365 * 86400.0
 JUMPS = [HOUR_S, -HOUR_S, YEARS_S, -YEARS_S]
@@ -206,7 +194,7 @@ async def test_a_real_proxy_serves_on_while_the_clock_is_set(short_path: Path, t
             over = True
             await asyncio.gather(*tasks)
             assert set(statuses) == {200}
-            await until_told(lambda: len(hive_.events) == len(statuses), what="every event is told")
+            await until(lambda: len(hive_.events) == len(statuses), what="every event is told")
             events = sorted(hive_.events.values(), key=lambda event: event.event_no)
             assert [event.event_no for event in events] == list(range(1, len(events) + 1))
             stamps = [event.created_at for event in events]

@@ -22,8 +22,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}'
 WHY = "Ray Serve runs 0 of 2 replicas"

@@ -13,9 +13,10 @@ import msgspec
 from hive.proxy.under_way import queue_now
 from hive.settings.table import TenantRow
 from hive.settings.tasks import TaskRow
-from tests.proxy.harness import answer, read_request, until
+from tests.proxy.harness import answer, read_request
 from tests.proxy.test_slots import Pool, ask, pooled
 from tests.proxy.test_uploads import SOUND, form, part, sound, told
+from tests.waiting import until
 
 
 def hear(model: str) -> bytes:

@@ -19,7 +19,8 @@ import openai
 import pytest
 
 from hive.domain import BackendKind
-from tests.proxy.harness import Backend, nothing_is_held, proxied, read_request, until
+from tests.proxy.harness import Backend, nothing_is_held, proxied, read_request
+from tests.waiting import until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 

@@ -23,10 +23,10 @@ from hive.proxy.server import ProxyServer
 from hive.settings.table import Proxy as ProxySettings
 from hive.settings.table import Settings
 from tests.journeys.alone import AGENT, TOKEN, Alone, around
-from tests.journeys.alone import until as until_told
 from tests.proxy.at_rest import complaints, held_by
 from tests.proxy.fault_points import FaultPoints
-from tests.proxy.harness import JSON_ANSWER, Backend, Client, answer, chunked, post, read_request, until
+from tests.proxy.harness import JSON_ANSWER, Backend, Client, answer, chunked, post, read_request
+from tests.waiting import until
 
 FEWEST = {
     "tcp accept": 4,
@@ -151,7 +151,7 @@ async def scenario(stage: Stage) -> None:
     """All that happens on a data path: asleep and woken, asked in every way, left in the middle of a stream."""
     hive = stage.hive
     await hive.heard()
-    await until_told(lambda: stage.server.registry.by_id.get(AGENT) is not None, what="the agent is known")
+    await until(lambda: stage.server.registry.by_id.get(AGENT) is not None, what="the agent is known")
     with contextlib.suppress(Exception):  # the link may be what fails
         await hive.put_to_sleep()
     await stage.ask("unix", post(CHAT, body()), expect=JSON_ANSWER)
@@ -232,7 +232,7 @@ async def run(base: Path, kind: str = "", number: int = 0) -> dict[str, int]:
             await scenario(scene)
             outcomes = list(scene.outcomes)
             whole = {outcome.id for outcome in outcomes if is_metered(outcome)}
-            await until_told(lambda: whole <= set(scene.hive.events), what="every whole answer is metered")
+            await until(lambda: whole <= set(scene.hive.events), what="every whole answer is metered")
             counts = dict(points.counts)
             assert points.failed or not number, f"there was no {number}. {kind}: {points}"
             scene.hang_up()
@@ -244,7 +244,7 @@ async def run(base: Path, kind: str = "", number: int = 0) -> dict[str, int]:
                 assert after.status == 200, f"after the {number}. {kind}: {after}"
             scene.hang_up()
             whole = {outcome.id for outcome in scene.outcomes if is_metered(outcome)}
-            await until_told(lambda: whole <= set(scene.hive.events), what="what came after is metered, too")
+            await until(lambda: whole <= set(scene.hive.events), what="what came after is metered, too")
         assert [line for line in found if not any(word in line for word in MAY_COMPLAIN)] == []
         assert scene.hive.told_twice == 0
         if not number:

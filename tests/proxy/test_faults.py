@@ -36,8 +36,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT)

@@ -13,8 +13,9 @@ from hive.proxy.life import changed
 from hive.settings.edit import Name
 from hive.settings.pool import ModelRow, PoolSection, slot_id
 from hive.settings.table import Settings
-from tests.proxy.harness import CHAT, Client, Proxy, nothing_is_held, post, proxied, read_request, until
+from tests.proxy.harness import CHAT, Client, Proxy, nothing_is_held, post, proxied, read_request
 from tests.proxy.test_slots import content, pooled
+from tests.waiting import until
 
 SHORT_S = 0.2
 

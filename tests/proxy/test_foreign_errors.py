@@ -24,13 +24,13 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
 from tests.proxy.test_budgets import PlayedDaemon, budgeted
 from tests.proxy.test_slots import ask
 from tests.proxy.test_tasks import TASK, laddered
 from tests.proxy.test_tasks import told as ladder_told
 from tests.tls_front import KEY, front, key_file
+from tests.waiting import until
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 ASKED: dict[bytes, dict[str, Any]] = {

@@ -25,8 +25,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 EVENTS = [
     b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
@@ -440,10 +440,10 @@ async def test_a_client_that_leaves_cancels_everything_it_caused(tmp_path: Path,
         else:
             await begun.wait()
         client.writer.transport.abort()
-        await until(lambda: proxy.alice.gate.in_flight == len(ahead), within_s=0.5)
+        await until(lambda: proxy.alice.gate.in_flight == len(ahead))
         assert proxy.registry.queue.waiting == 0
         if stage in ("headers pending", "streaming"):
-            await until(lambda: backend.closed == 1, within_s=0.5)
+            await until(lambda: backend.closed == 1)
             assert [event.cut for event in proxy.events] == [True]
         for other in ahead:
             other.close()

@@ -22,8 +22,8 @@ from tests.proxy.harness import (
     get,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 
 def call(target: bytes, *, token: bytes | None = INGRESS_TOKEN, method: bytes = b"GET", rest: bytes = b"") -> bytes:

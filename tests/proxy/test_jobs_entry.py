@@ -29,10 +29,10 @@ from tests.proxy.harness import (
     nothing_is_held,
     post,
     proxied,
-    until,
 )
 from tests.proxy.harness import answer as answering
 from tests.proxy.test_leaving import far_and_near
+from tests.waiting import until
 
 ASK = b"/v1/chat/completions"
 OWN = JobGrantRow(job="j1", agent="a1", tenant="default", agents=["a1"])

@@ -15,8 +15,9 @@ from hive.errors import BadRequest, NotFound, PreviousNotFound, Saturated
 from hive.link.messages import Failed
 from hive.link.responses import KeepResponse
 from hive.proxy import kept_answers, stored_responses
-from tests.proxy.harness import Client, Proxy, get, post, until
+from tests.proxy.harness import Client, Proxy, get, post
 from tests.proxy.keeping import OUTPUT, keep, keeping
+from tests.waiting import until
 
 
 async def ask(proxy: Proxy, target: str, method: str = "GET", *, path: Path | None = None) -> tuple[int, Any]:

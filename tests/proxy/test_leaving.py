@@ -34,8 +34,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 CHAT_AT = b"/v1/chat/completions"
 FAR = "far.test"

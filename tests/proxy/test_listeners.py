@@ -28,10 +28,10 @@ from tests.proxy.harness import (
     digest,
     post,
     proxied,
-    until,
 )
 from tests.proxy.proxy_process import ALICE, House, house
 from tests.proxy.websocket_agent import Echo, ask
+from tests.waiting import until
 
 INNER = "inner:127.0.0.1:11434"
 ASK = post(b"/v1/chat/completions", CHAT)

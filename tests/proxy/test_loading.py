@@ -15,7 +15,8 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.proxy.model_refresh import Looking
 from hive.queue.slot_gate import Switching
 from hive.settings.table import TenantRow
-from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied, until
+from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied
+from tests.waiting import until
 
 KINDS = [BackendKind.OLLAMA, BackendKind.LLAMA, BackendKind.VLLM, BackendKind.DEMO, BackendKind.REMOTE]
 EMPTY: list[tuple[bytes, dict[str, Any], str]] = [

@@ -15,7 +15,8 @@ from hive.errors import LinkLost
 from hive.proxy import model_refresh
 from hive.proxy.model_refresh import Looking
 from hive.settings.table import TenantRow
-from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, post, proxied, until
+from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, post, proxied
+from tests.waiting import until
 
 TARGET = b"/v1/chat/completions"
 NEW = CHAT.replace(b'"m"', b'"new"')

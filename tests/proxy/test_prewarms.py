@@ -27,8 +27,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 PROMPT = "You answer for a shop. " * 20
 WARM = JSON_ANSWER.replace(b'"total_tokens":10', b'"total_tokens":10,"prompt_tokens_details":{"cached_tokens":5}')

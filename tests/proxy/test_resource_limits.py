@@ -10,8 +10,9 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.journeys.alone import TOKEN, Alone, alone, until
+from tests.journeys.alone import TOKEN, Alone, alone
 from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, answer, post, read_request
+from tests.waiting import until
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT, token=TOKEN.encode())

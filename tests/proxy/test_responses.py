@@ -16,7 +16,8 @@ from hive.backends.kinds import spec_of
 from hive.bodies.body_workers import DeepReaders
 from hive.domain import BackendKind, FoundCapabilities, Tier
 from hive.settings.table import Settings
-from tests.proxy.harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxied, read_request, until
+from tests.proxy.harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxied, read_request
+from tests.waiting import until
 
 STREAMS = Path(__file__).with_name("streams")
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}

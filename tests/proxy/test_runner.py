@@ -23,8 +23,9 @@ from hive.link.proxy_link import ProxyGates
 from hive.link.runner import CALLS_MAX, RunnerCall, RunnerSaid, RunnerTokens, TokenRow
 from hive.proxy.runner import RunnerEntry, RunnerExchange
 from hive.wire.listeners import SocketListener, listen_tcp
-from tests.proxy.harness import Client, Proxy, digest, get, nothing_is_held, post, proxied, until
+from tests.proxy.harness import Client, Proxy, digest, get, nothing_is_held, post, proxied
 from tests.proxy.test_slot_link import Heard
+from tests.waiting import until
 
 MIB = 1024 * 1024
 BODY = b'{"modelId":"' + b"x" * (MIB - 14) + b'"}'

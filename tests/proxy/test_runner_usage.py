@@ -22,9 +22,10 @@ from hive.proxy.under_way import queue_now
 from hive.queue.budgets import SpendingAccount, SpentTokens
 from hive.queue.work_rate import WorkRate
 from hive.settings.table import Settings, TenantRow
-from tests.proxy.harness import Backend, Client, answer, chunked, post, read_request, until
+from tests.proxy.harness import Backend, Client, answer, chunked, post, read_request
 from tests.proxy.test_slots import Pool, ask, pooled
 from tests.proxy.test_uploads import form, hearing, part, sound, told
+from tests.waiting import until
 
 
 def hear(seconds_of_file: float = 8.0, **fields: str) -> bytes:

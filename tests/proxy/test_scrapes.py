@@ -15,7 +15,7 @@ from hive.link.message import LinkMessage
 from hive.link.messages import Failed
 from hive.proxy.metrics import TABLE, TENANTS_MAX, Metrics
 from hive.proxy.scrapes import Scrapes
-from tests.proxy.harness import until
+from tests.waiting import until
 
 
 class Asker:

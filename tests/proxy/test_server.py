@@ -17,19 +17,9 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.link.messages import Busy, Close, Closed
 from hive.link.pool import SlotIs, SlotRow, Slots
 from hive.proxy.metrics import TABLE
-from tests.proxy.harness import (
-    CHAT,
-    JSON_ANSWER,
-    MODEL_TOKEN,
-    STREAM,
-    Client,
-    answer,
-    get,
-    post,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, STREAM, Client, answer, get, post, read_request
 from tests.proxy.proxy_process import ALICE, CONFIG, House, Proxy, house, run
+from tests.waiting import until
 
 ASK = post(b"/v1/chat/completions", CHAT, token=MODEL_TOKEN)
 FIRST, LAST = (

@@ -17,18 +17,8 @@ from hypothesis import strategies as st
 from hive.domain import WakeCause
 from hive.queue.limits import SlidingWindow
 from hive.queue.wakes import LATEST_S, SOONEST_S, WakeTimes
-from tests.proxy.harness import (
-    CHAT,
-    INGRESS_TOKEN,
-    Backend,
-    Client,
-    Proxy,
-    answer,
-    nothing_is_held,
-    post,
-    proxied,
-    until,
-)
+from tests.proxy.harness import CHAT, INGRESS_TOKEN, Backend, Client, Proxy, answer, nothing_is_held, post, proxied
+from tests.waiting import until
 
 
 def call(target: bytes = b"/agents/alice/", *, token: bytes = INGRESS_TOKEN) -> bytes:

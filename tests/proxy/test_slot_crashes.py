@@ -18,19 +18,10 @@ from hive.proxy import slot_orders
 from hive.proxy.forward import KEPT_BODY_MAX
 from hive.queue import crash_marks, suspects
 from hive.settings.pool import PoolSection
-from tests.proxy.harness import (
-    CHAT,
-    STREAM,
-    Backend,
-    Client,
-    chunked,
-    full_backlog,
-    nothing_is_held,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, STREAM, Backend, Client, chunked, full_backlog, nothing_is_held, read_request
 from tests.proxy.test_prewarms import outcome, sending
 from tests.proxy.test_slots import FIRST, Pool, ask, content, hold, pooled
+from tests.waiting import until
 
 
 def crash(pool: Pool, model: str = "a", generation: int = 1) -> CrashBlame:

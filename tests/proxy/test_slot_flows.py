@@ -11,8 +11,9 @@ import pytest
 from hive.domain import Band
 from hive.link.pool import SlotBusy, SlotFlow, SlotIs
 from hive.proxy import slot_flows
-from tests.proxy.harness import STREAM, Backend, chunked, read_request, until
+from tests.proxy.harness import STREAM, Backend, chunked, read_request
 from tests.proxy.test_slots import FIRST, LAST, Pool, ask, content, hold, pooled
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

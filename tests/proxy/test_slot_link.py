@@ -24,8 +24,9 @@ from hive.link.responses import FromProxy
 from hive.link.runner import RunnerCall
 from hive.link.usage import AskSpent, SpentIs, UsageBatch
 from hive.proxy.slot_orders import SlotOrders
-from tests.proxy.harness import STREAM, until
+from tests.proxy.harness import STREAM
 from tests.proxy.test_slots import Pool, ask, hold, pooled
+from tests.waiting import until
 
 
 class Heard:

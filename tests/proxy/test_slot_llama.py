@@ -13,9 +13,10 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.link.pool import SlotFlow, SlotRow
 from hive.proxy import slot_flows
 from tests.llama import MODEL, serve
-from tests.proxy.harness import CHAT, STREAM, until
+from tests.proxy.harness import CHAT, STREAM
 from tests.proxy.test_slot_crashes import crash
 from tests.proxy.test_slots import Pool, ask, pooled
+from tests.waiting import until
 
 pytestmark = pytest.mark.llama
 

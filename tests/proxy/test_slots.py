@@ -37,9 +37,9 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
 from tests.proxy.test_prewarms import asked, outcome, sending
+from tests.waiting import until
 
 CHAT_AT = b"/v1/chat/completions"
 FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -12,8 +12,9 @@ import pytest
 
 from hive.link.responses import KeepResponse
 from hive.proxy.registry import OPERATOR
-from tests.proxy.harness import JSON_ANSWER, Client, Proxy, answer, chunked, post, until
+from tests.proxy.harness import JSON_ANSWER, Client, Proxy, answer, chunked, post
 from tests.proxy.keeping import Daemon, keep, keeping
+from tests.waiting import until
 
 TARGET = b"/v1/responses"
 STREAM = (

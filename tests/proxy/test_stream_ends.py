@@ -22,8 +22,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 TEXT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -356,8 +356,8 @@ async def test_a_client_that_reads_nothing_does_not_keep_its_place(tmp_path: Pat
         client = await Client.unix(proxy.socket_path)
         client.transport.pause_reading()
         client.writer.write(post(b"/v1/chat/completions", STREAM))
-        await until(lambda: len(proxy.events) == 1, within_s=10)
-        await until(lambda: not proxy.connections, within_s=10)
+        await until(lambda: len(proxy.events) == 1)
+        await until(lambda: not proxy.connections)
         assert nothing_is_held(proxy)
         assert proxy.events[0].cut
 
@@ -371,8 +371,8 @@ async def test_what_was_written_before_a_close_is_not_kept_for_ever(
         client = await Client.unix(proxy.socket_path)
         client.transport.pause_reading()
         client.writer.write(post(b"/v1/chat/completions", CHAT, fields=b"connection: close\r\n"))
-        await until(lambda: len(proxy.events) == 1, within_s=10)
-        await until(lambda: not proxy.connections, within_s=10)
+        await until(lambda: len(proxy.events) == 1)
+        await until(lambda: not proxy.connections)
 
 
 # found by reading -----------------------------------------------------------------------------------------------------

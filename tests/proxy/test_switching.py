@@ -31,8 +31,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 ASK = post(b"/v1/chat/completions", CHAT)
 ASK_STREAM = post(b"/v1/chat/completions", STREAM)

@@ -13,9 +13,10 @@ from hive.errors import Saturated
 from hive.proxy.forward import Exchange
 from hive.proxy.model_refresh import Looking
 from hive.proxy.task_table import PRUNED_AT
-from tests.proxy.harness import nothing_is_held, post, read_request, until
+from tests.proxy.harness import nothing_is_held, post, read_request
 from tests.proxy.test_slots import Pool, ask
 from tests.proxy.test_tasks import TASK, Told, asked, laddered, told
+from tests.waiting import until
 
 
 def _silent(pool: Pool, model: str) -> list[bytes]:

@@ -38,10 +38,10 @@ from tests.proxy.harness import (
     nothing_is_held,
     post,
     read_request,
-    until,
 )
 from tests.proxy.test_budgets import PlayedDaemon
 from tests.proxy.test_slots import CHAT_AT, FIRST, LAST, Pool, ask, pooled
+from tests.waiting import until
 
 TASK = "task:plan"
 LLAMA_TOO_LONG = (

@@ -25,8 +25,8 @@ from tests.proxy.harness import (
     post,
     proxied,
     read_request,
-    until,
 )
+from tests.waiting import until
 
 STREAMS = Path(__file__).with_name("streams")
 BEAT = b"x-hive-heartbeat: 1\r\n"

@@ -16,8 +16,9 @@ import pytest
 
 from hive.proxy.under_way import queue_now
 from hive.proxy.upload import LEFT_FREE
-from tests.proxy.harness import CHAT, Backend, Client, answer, nothing_is_held, post, read_request, until
+from tests.proxy.harness import CHAT, Backend, Client, answer, nothing_is_held, post, read_request
 from tests.proxy.test_slots import Pool, pooled
+from tests.waiting import until
 
 AT = b"/v1/audio/transcriptions"
 WORDS = b'{"text":"the quick brown fox"}'

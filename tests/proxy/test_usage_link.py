@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.journeys.alone import AGENT, TOKEN, Alone, alone, until
+from tests.journeys.alone import AGENT, TOKEN, Alone, alone
 from tests.proxy.harness import CHAT, Backend, Client, post
+from tests.waiting import until
 
 ASK = post(b"/v1/chat/completions", CHAT, token=TOKEN.encode())
 

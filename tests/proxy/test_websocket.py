@@ -17,8 +17,9 @@ import pytest
 from hive.domain import WakeCause
 from hive.wire.websocket import Handshake
 from tests.proxy.at_rest import complaints, held
-from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
+from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied
 from tests.proxy.websocket_agent import ACCEPT, KEY, Echo, ask, switched
+from tests.waiting import until
 
 PING = b"\x89\x80\x00\x00\x00\x00"
 """A client's, masked, without a body."""

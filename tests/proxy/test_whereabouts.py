@@ -15,19 +15,8 @@ from hive.link.messages import Failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.proxy.prewarms import Prewarms
 from hive.settings.table import InferenceSection, TenantRow
-from tests.proxy.harness import (
-    CHAT,
-    JSON_ANSWER,
-    Backend,
-    Client,
-    Proxy,
-    answer,
-    get,
-    nothing_is_held,
-    post,
-    proxied,
-    until,
-)
+from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, nothing_is_held, post, proxied
+from tests.waiting import until
 
 NEAR = ModelInfo(name="tiny:latest", size_bytes=656640)
 STUB = ModelInfo(name="work-helper:latest", size_bytes=196, remote_host="https://cloud.invalid:443", remote_model="big")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hive.queue.body_budget import AGENT_PART, TENANT_PART, BodyBudget, BodyShare, HeldBody, TenantBodies
 from tests.examples import examples
-from tests.proxy.harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
+from tests.proxy.harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied
+from tests.waiting import until
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hive.queue.connection_shares import GUARANTEED, ConnectionHolder, ConnectionShares
 from tests.examples import examples
-from tests.proxy.harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied, until
+from tests.proxy.harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied
+from tests.waiting import until
 
 ASK = post(b"/v1/chat/completions", CHAT)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hive.domain import WakeCause
 from hive.errors import AgentAsleep, HiveError
 from hive.queue.gate import Gate, GateState
-from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, post, proxied, read_request, until
+from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, post, proxied, read_request
+from tests.waiting import until
 
 
 class Notes:

@@ -14,19 +14,8 @@ from hive.domain import BackendInfo, BackendKind, Tier
 from hive.link.messages import AgentRow
 from hive.queue.tenants import Tenants
 from hive.settings.table import TenantRow
-from tests.proxy.harness import (
-    CHAT,
-    JSON_ANSWER,
-    Client,
-    Proxy,
-    answer,
-    digest,
-    get,
-    post,
-    proxied,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, JSON_ANSWER, Client, Proxy, answer, digest, get, post, proxied, read_request
+from tests.waiting import until
 
 OPERATOR = b"internal"
 TAGS = b'{"models":[{"name":"llama3.2:latest","size":3},{"name":"huge:70b","size":9}]}'

@@ -22,7 +22,8 @@ from hive.settings.table import Paths
 from tests import docker_engine
 from tests.docker_engine import DockerEngine, PrivateEngine
 from tests.runtimes.benches import DockerBench, Floor, printed
-from tests.sandbox.harness import A, until
+from tests.sandbox.harness import A
+from tests.waiting import until
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="agents have a user of their own only where Hive is root")
 WITH_PROGRAMS = DockerSpec(image=docker_engine.IMAGE, mounts=[docker_engine.HOST_PROGRAMS])

@@ -16,7 +16,8 @@ from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.nobody import NOBODY
 from tests.runtimes.benches import MARKS
-from tests.sandbox.harness import PYTHON, A, runtime, spec, until
+from tests.sandbox.harness import PYTHON, A, runtime, spec
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ from tests.runtimes.benches import (
     open_template_cgroup,
     open_template_signals,
 )
-from tests.sandbox.harness import A, B, until
+from tests.sandbox.harness import A, B
+from tests.waiting import until
 
 OPENERS: list[object] = [
     pytest.param(open_cgroup, id="process+cgroup", marks=pytest.mark.cgroup),

@@ -35,7 +35,8 @@ from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.descriptors import open_descriptors
 from tests.runtimes.bench_firecracker import FirecrackerBench, open_bench, open_direct
-from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec, until
+from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own takes root")]

@@ -52,7 +52,8 @@ from tests.runtimes.containers import (
     started,
     truth,
 )
-from tests.sandbox.harness import A, B, uid_of, until
+from tests.sandbox.harness import A, B, uid_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.docker
 

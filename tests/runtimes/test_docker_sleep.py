@@ -44,8 +44,9 @@ from tests.runtimes.containers import (
     truth,
     works,
 )
-from tests.sandbox.harness import A, B, until
+from tests.sandbox.harness import A, B
 from tests.swapspace import zram_swap
+from tests.waiting import until
 
 pytestmark = pytest.mark.docker
 

@@ -34,7 +34,8 @@ from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.fakes.firecracker_programs import make_programs
 from tests.runtimes.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
-from tests.sandbox.harness import A, B, Daemon, uid_of, until
+from tests.sandbox.harness import A, B, Daemon, uid_of
+from tests.waiting import until
 
 ROOT = os.geteuid() == 0
 NEEDS_ROOT = [pytest.mark.root, pytest.mark.skipif(not ROOT, reason="a jailer needs root")]

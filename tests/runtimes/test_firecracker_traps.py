@@ -29,7 +29,8 @@ from hive.runtimes.machine_dir import MachineDir
 from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.runtimes.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
-from tests.sandbox.harness import A, B, until
+from tests.sandbox.harness import A, B
+from tests.waiting import until
 
 
 @pytest.fixture(

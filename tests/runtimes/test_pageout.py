@@ -27,9 +27,10 @@ from hive.settings.table import Paths
 from hive.tasks import spawn
 from tests.nobody import run_as_nobody
 from tests.sandbox import heavy
-from tests.sandbox.harness import A, B, Daemon, OpenHelper, alive, running, until
+from tests.sandbox.harness import A, B, Daemon, OpenHelper, alive, running
 from tests.sandbox.heavy import MIB
 from tests.swapspace import file_swap, is_only_swap, without_swap, zram_swap
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 

@@ -28,18 +28,8 @@ from hive.sandbox.server import make_directories
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
 from tests.runtimes.benches import MARKS, printed
-from tests.sandbox.harness import (
-    PYTHON,
-    A,
-    B,
-    alive,
-    runtime,
-    sub_reaper,
-    template,
-    template_spec,
-    uid_of,
-    until,
-)
+from tests.sandbox.harness import PYTHON, A, B, alive, runtime, sub_reaper, template, template_spec, uid_of
+from tests.waiting import until
 
 WAITS = "print('ready', flush=True)\nimport time; time.sleep(1000)"
 LIAR = Path(__file__).parents[1] / "fakes" / "lying_fork_server.py"

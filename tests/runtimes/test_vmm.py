@@ -23,7 +23,7 @@ from hive.runtimes import vmm
 from hive.runtimes.vmm import Vmm, VmmCall
 from tests.fakes import fake_vmm_api
 from tests.listening import Talk, listening
-from tests.sandbox.harness import until
+from tests.waiting import until
 
 SPEC = FirecrackerSpec(kernel="/k", rootfs="/r", vcpus=2, memory_mb=512, tap="tap7", rootfs_read_only=True)
 

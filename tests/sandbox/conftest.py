@@ -19,7 +19,8 @@ from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
-from tests.sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
+from tests.sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes
+from tests.waiting import until
 
 
 @pytest.fixture

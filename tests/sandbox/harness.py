@@ -1,6 +1,6 @@
 """Agents, helpers and clients for the tests of the helper: all of them real processes and real sockets."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - other processes send no asyncio events; a test's loop may wait for its disk
+# ruff: noqa: ASYNC240 - other processes send no asyncio events; a test's loop may wait for its disk
 from __future__ import annotations
 
 import asyncio
@@ -29,6 +29,7 @@ from hive.runtimes.runtime import Runtime
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
+from tests.waiting import until
 
 AGENT_UID = 71000 + os.getpid() % 1000 * 2000
 """Another one in every run: where there is no cgroup, processes of the uid count as the agent's."""
@@ -172,13 +173,6 @@ def sub_reaper() -> Iterator[None]:
         yield
     finally:
         parent.prctl(parent.PR_SET_CHILD_SUBREAPER, 0)
-
-
-async def until(predicate: Callable[[], object], *, limit_s: float = 60) -> None:
-    """Waits until it is so; the limit only keeps a failing test from hanging."""
-    async with asyncio.timeout(limit_s):
-        while not predicate():
-            await asyncio.sleep(0.002)
 
 
 async def read_when_written(path: Path) -> str:

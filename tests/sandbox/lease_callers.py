@@ -26,7 +26,8 @@ from hive.sandbox.client import SandboxClient
 from hive.sandbox.lease_sessions import SessionPlaces
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
-from tests.sandbox.harness import runtimes, until
+from tests.sandbox.harness import runtimes
+from tests.waiting import until
 
 LEASE = "l-1"
 COME_IN = """

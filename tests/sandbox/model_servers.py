@@ -18,7 +18,8 @@ from hive.sandbox.server import HelperServer
 from hive.sandbox.slot_sessions import SlotSessions
 from hive.settings.table import Paths
 from hive.slots.model_slots import ModelSlots
-from tests.sandbox.harness import alive, runtimes, until
+from tests.sandbox.harness import alive, runtimes
+from tests.waiting import until
 
 SERVER = Path(__file__).parents[1] / "fakes" / "scripted_server.py"
 A, B = "model-a-00000001", "b-00000002"

@@ -16,9 +16,10 @@ from hive.link.helper import Stat
 from hive.sandbox import agent_memory
 from hive.settings.table import Paths
 from tests.sandbox import heavy
-from tests.sandbox.harness import PYTHON, A, Daemon, running, spec, until
+from tests.sandbox.harness import PYTHON, A, Daemon, running, spec
 from tests.sandbox.heavy import MIB
 from tests.swapspace import file_swap, zram_swap
+from tests.waiting import until
 
 FAMILY = """
 import os, sys, time

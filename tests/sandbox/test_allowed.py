@@ -21,7 +21,8 @@ from hive.link.specs import SandboxSpec, TemplateSpec
 from hive.sandbox.allowed import Allowed, check, limited, matches
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, uid_of, until
+from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, uid_of
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 

@@ -18,7 +18,8 @@ from hive.link.messages import Done, Failed
 from hive.sandbox import audit
 from hive.sandbox.audit import Audit, LinkPeer
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, A, Daemon, HelperProcess, OpenHelper, running, spec, until
+from tests.sandbox.harness import SLEEP, A, Daemon, HelperProcess, OpenHelper, running, spec
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 LINE = re.compile(

@@ -33,8 +33,8 @@ from tests.sandbox.harness import (
     running,
     spec,
     uid_of,
-    until,
 )
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 

@@ -22,7 +22,8 @@ from hive.settings.table import Paths, Sandbox
 from tests import docker_engine
 from tests.docker_engine import DockerEngine
 from tests.runtimes.benches import KINDS, docker_spec, printed
-from tests.sandbox.harness import A, B, Daemon, spec, until
+from tests.sandbox.harness import A, B, Daemon, spec
+from tests.waiting import until
 
 pytestmark = pytest.mark.docker
 

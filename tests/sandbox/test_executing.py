@@ -15,7 +15,8 @@ from hive.host.process import identify
 from hive.sandbox.client import Execution
 from hive.sandbox.executions import AT_ONCE
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, A, B, Daemon, alive, running, until
+from tests.sandbox.harness import SLEEP, A, B, Daemon, alive, running
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 WAITS = ["sh", "-c", "echo $$; exec sleep 1000"]

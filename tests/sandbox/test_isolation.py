@@ -31,7 +31,8 @@ from hive.store.database import Database
 from tests import docker_engine
 from tests.runtimes.benches import docker_spec
 from tests.runtimes.containers import WITH_PROGRAMS
-from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
+from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer

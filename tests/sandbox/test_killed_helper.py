@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +30,10 @@ from hive.sandbox.client import SandboxClient
 from hive.settings.table import Paths
 from tests.examples import stride
 from tests.fakes.fuse import BEGIN
-from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal, until
+from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal
 from tests.sandbox.harness import A, spec, template_spec, uid_of
 from tests.swapspace import file_swap
+from tests.waiting import until
 
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED
 TWO = ["sh", "-c", "sleep 1000 & wait"]
@@ -369,6 +371,10 @@ async def test_a_helper_killed_while_its_child_becomes_the_agent_leaves_no_secon
         await _everything_goes(stage)
 
 
+def _has_died_or_begun(stage: Stage, reconciled: int) -> bool:
+    return stage.helper.is_dead or stage.daemon.reconciled > reconciled
+
+
 @pytest.mark.parametrize(
     "status", [PAUSED, pytest.param(RUNNING, marks=pytest.mark.chaos), pytest.param(STOPPED, marks=pytest.mark.chaos)]
 )
@@ -382,7 +388,7 @@ async def test_a_helper_killed_at_any_step_of_its_beginning_is_followed_by_one_t
             stage.helper.is_to_die(BEGIN, step)
             before = stage.daemon.reconciled
             await stage.helper.live()
-            await until(lambda now=before: stage.helper.is_dead or stage.daemon.reconciled > now)
+            await until(partial(_has_died_or_begun, stage, before))
             await asyncio.wait([stage.helper.watcher], timeout=LAST_STEPS_S)
             if not stage.helper.is_dead:
                 break

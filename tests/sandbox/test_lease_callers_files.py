@@ -19,8 +19,9 @@ from hive.holders.lease_socket import CALLERS_OF_USER
 from hive.holders.terminals import open_terminal, tell_terminal
 from hive.host.process import Identity, identify
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, until
+from tests.sandbox.harness import SLEEP
 from tests.sandbox.lease_callers import LEASE, connected, end_incomers, helper
+from tests.waiting import until
 
 LINGER_S = 60
 

@@ -25,8 +25,9 @@ from hive.link.leases import HolderState, LeaseGrant
 from hive.sandbox.lease_sessions import SessionPlaces
 from hive.settings.table import Paths
 from tests import nobody
-from tests.sandbox.harness import PYTHON, SLEEP, alive, until
+from tests.sandbox.harness import PYTHON, SLEEP, alive
 from tests.sandbox.lease_callers import LEASE, Incomer, connected, end_all, end_incomers, gone, helper
+from tests.waiting import until
 
 BUSY = "import time\nwhile True: time.sleep(1000)"
 DOUBLE = """

@@ -11,7 +11,7 @@ import pytest
 from hive.host.process import ProcessTable, identify
 from hive.sandbox.lease_sessions import SessionHold
 from hive.tasks import spawn
-from tests.sandbox.harness import until
+from tests.waiting import until
 
 ENDING = "sleep 0.5 & sleep 0.6 & sleep 0.7 & echo ready; exec sleep 1000"
 

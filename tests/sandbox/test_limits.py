@@ -24,8 +24,8 @@ from tests.sandbox.harness import (
     running,
     runtime,
     spec,
-    until,
 )
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [

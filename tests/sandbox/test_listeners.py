@@ -27,7 +27,7 @@ from hive.link.link import Link
 from hive.link.message import LinkMessage
 from hive.runtimes.jail import bind_in, unlink_in
 from hive.sandbox.listeners import Listeners
-from tests.sandbox.harness import until
+from tests.waiting import until
 
 UID, OTHER_UID = 71001, 71002
 INSIDE = "run/v.sock_11434"

@@ -24,8 +24,9 @@ from hive.settings.table import Paths
 from hive.slots.model_slots import described
 from hive.up import ending
 from tests import llama
-from tests.sandbox.harness import alive, runtimes, until
+from tests.sandbox.harness import alive, runtimes
 from tests.sandbox.model_servers import GRANT, A, B, PoolHelper, connected, helper, left, pids
+from tests.waiting import until
 
 FAMILY = ("--ignore-term", "--child", "setsid", "--child", "double")
 

@@ -25,18 +25,8 @@ from hive.sandbox.listeners import INNER_PATH
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task
 from tests.descriptors import open_descriptors
-from tests.sandbox.harness import (
-    PYTHON,
-    SLEEP,
-    A,
-    B,
-    Daemon,
-    HelperProcess,
-    OpenHelper,
-    runtime,
-    spec,
-    until,
-)
+from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, OpenHelper, runtime, spec
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own takes root")]

@@ -14,8 +14,9 @@ from hive.errors import BadRequest, NotFound, NotPermitted
 from hive.host.process import ProcessTable
 from hive.link.slots import ProcessState, mark_of
 from hive.settings.table import Paths
-from tests.sandbox.harness import alive, until
+from tests.sandbox.harness import alive
 from tests.sandbox.model_servers import GRANT, A, B, PoolHelper, command, connected, helper, left, pids
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -34,8 +34,8 @@ from tests.sandbox.harness import (
     read_when_written,
     running,
     spec,
-    until,
 )
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]
@@ -403,7 +403,8 @@ async def test_a_user_without_rights_runs_and_freezes_agents_too(paths: Paths) -
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from tests.sandbox.harness import BURN, Daemon, HelperServer, runtimes, spec, until, cpu_us_after
+from tests.sandbox.harness import BURN, Daemon, HelperServer, runtimes, spec, cpu_us_after
+from tests.waiting import until
 from hive.settings.table import Paths
 async def main():
     paths = Paths(Path({str(paths.state)!r}), Path({str(paths.runtime)!r}))

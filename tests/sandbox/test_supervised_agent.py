@@ -18,7 +18,8 @@ from hive.runtimes.process import ProcessRuntime, RunningProcess
 from hive.runtimes.runtime import Run, RunningAgent
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, runtime, spec, until
+from tests.sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, runtime, spec
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 

@@ -13,7 +13,8 @@ import pytest
 from hive.errors import NotFound
 from hive.runtimes.template_fit import FOUND
 from hive.settings.table import Paths
-from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, uid_of, until
+from tests.sandbox.harness import A, B, Daemon, HelperProcess, alive, read_when_written, template_spec, uid_of
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]

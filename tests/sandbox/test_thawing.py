@@ -14,7 +14,8 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.runtimes.process import ProcessRuntime
 from hive.sandbox.thawing import thaw_everybody
 from hive.settings.table import Paths
-from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, running, runtime, until
+from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, running, runtime
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]

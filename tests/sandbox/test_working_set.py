@@ -19,9 +19,10 @@ from hive.sandbox import working_set
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
 from tests.sandbox import heavy, turns
-from tests.sandbox.harness import A, Daemon, OpenHelper, spec, until
+from tests.sandbox.harness import A, Daemon, OpenHelper, spec
 from tests.sandbox.turns import MIB
 from tests.swapspace import file_swap, is_only_swap, zram_swap
+from tests.waiting import until
 
 Connect = Callable[..., Awaitable[Daemon]]
 

@@ -20,9 +20,22 @@ from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.live import Live, in_parts
 from hive.store.write_behind import ENTRIES, MESSAGES, AgentKeys, Batch, WriteBehind
 from hive.tasks import spawn
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
+
+
+async def until_it_holds(condition: Callable[[], Any]) -> None:
+    """As `until`; a question that fails is a no."""
+
+    async def asked() -> bool:
+        with contextlib.suppress(Exception):
+            found = condition()
+            return bool(await found if asyncio.iscoroutine(found) else found)
+        return False
+
+    await until(asked)
 
 
 @pytest.fixture
@@ -43,31 +56,20 @@ async def client(redis_server: RedisServer) -> AsyncIterator[Any]:
     await client.aclose()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for a condition, sync or async, that raises or is false as long as it does not hold."""
-    async with asyncio.timeout(20):
-        while True:
-            with contextlib.suppress(Exception):
-                found = condition()
-                if await found if asyncio.iscoroutine(found) else found:
-                    return
-            await asyncio.sleep(0.01)
-
-
 async def names(client: Any) -> set[str]:
     return set(await client.keys("*"))
 
 
 async def test_an_agents_keys_are_written_with_a_day_to_live(store: Live, client: Any) -> None:
     store.put_agent("a1", paused=True, tier=Tier.HIGH, instance="vm-7")
-    await until(lambda: client.get(keys.vm_instance("vm-7")))
+    await until_it_holds(lambda: client.get(keys.vm_instance("vm-7")))
     assert await client.get("hive:agent:paused:a1") == "1"
     assert await client.get("hive:agent:tier:a1") == "high"
     assert await client.get("hive:vm:instance:vm-7") == "a1"
     for key in await names(client):
         assert 86000 < await client.ttl(key) <= 86400
     store.put_agent("a1", paused=False, tier=Tier.LOW, instance="vm-8")
-    await until(lambda: client.get(keys.vm_instance("vm-8")))
+    await until_it_holds(lambda: client.get(keys.vm_instance("vm-8")))
     assert await names(client) == {"hive:agent:tier:a1", "hive:vm:instance:vm-8"}
 
 
@@ -75,16 +77,16 @@ async def test_a_cid_leads_to_its_agent_and_to_its_tier_as_long_as_the_agent_has
     await client.set("hive:vm:cid:9", "a1")  # of an earlier daemon
     await client.set("hive:agent:tier:9", "low")
     store.put_agent("a1", paused=False, tier=Tier.HIGH, cid=5)
-    await until(lambda: client.get("hive:agent:tier:5"))
+    await until_it_holds(lambda: client.get("hive:agent:tier:5"))
     assert (await client.get("hive:vm:cid:5"), await client.get("hive:agent:tier:5")) == ("a1", "high")
     assert 86000 < await client.ttl("hive:vm:cid:5") <= 86400
     store.put_agent("a1", paused=False, tier=Tier.HIGH, cid=6)
     store.put_agent("b2", paused=False, tier=Tier.LOW, cid=5)
-    await until(lambda: client.get("hive:agent:tier:6"))
+    await until_it_holds(lambda: client.get("hive:agent:tier:6"))
     assert (await client.get("hive:vm:cid:5"), await client.get("hive:vm:cid:6")) == ("b2", "a1")
     store.forget_agent("a1")
     store.set_backend(None)
-    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    await until_it_holds(lambda: client.exists(keys.INFERENCE_BACKEND))
     of_b2 = {"hive:agent:tier:b2", "hive:vm:cid:5", "hive:agent:tier:5"}
     assert await names(client) == {*of_b2, "hive:inference:backend"}
 
@@ -95,14 +97,14 @@ PROMPT, ANOTHER = ("0123456789abcdef", "Be kind."), ("fedcba9876543210", "Be bri
 async def test_a_prompt_is_there_for_as_long_as_somebody_has_it(store: Live, client: Any) -> None:
     for agent in ("a1", "a2"):
         store.put_agent(agent, paused=False, tier=Tier.LOW, prompt=PROMPT)
-    await until(lambda: client.exists(keys.prompt_agents(PROMPT[0])))
+    await until_it_holds(lambda: client.exists(keys.prompt_agents(PROMPT[0])))
     assert await client.get("hive:prompt:0123456789abcdef") == "Be kind."
     assert await client.smembers("hive:prompt:agents:0123456789abcdef") == {"a1", "a2"}
     assert await client.get("hive:agent:prompt:a1") == PROMPT[0]
     for key in (keys.prompt(PROMPT[0]), keys.prompt_agents(PROMPT[0]), keys.agent_prompt("a1")):
         assert 86000 < await client.ttl(key) <= 86400
     store.put_agent("a1", paused=True, tier=Tier.LOW, prompt=ANOTHER)
-    await until(lambda: client.exists(keys.prompt(ANOTHER[0])))
+    await until_it_holds(lambda: client.exists(keys.prompt(ANOTHER[0])))
     assert await client.smembers(keys.prompt_agents(PROMPT[0])) == {"a2"}
     assert await client.get(keys.agent_prompt("a1")) == ANOTHER[0]
     store.put_agent("a1", paused=True, tier=Tier.LOW)
@@ -111,7 +113,7 @@ async def test_a_prompt_is_there_for_as_long_as_somebody_has_it(store: Live, cli
     async def is_gone() -> bool:
         return not await client.exists(keys.prompt(PROMPT[0]), keys.prompt_agents(PROMPT[0]), keys.agent_prompt("a1"))
 
-    await until(is_gone)
+    await until_it_holds(is_gone)
     assert [key for key in await names(client) if "prompt" in key] == []
 
 
@@ -119,13 +121,13 @@ async def test_a_redis_that_comes_back_empty_is_told_the_prompts_again(
     redis_server: RedisServer, store: Live, client: Any
 ) -> None:
     store.put_agent("a1", paused=False, tier=Tier.LOW, prompt=PROMPT)
-    await until(lambda: client.exists(keys.prompt(PROMPT[0])))
+    await until_it_holds(lambda: client.exists(keys.prompt(PROMPT[0])))
     redis_server.kill()
     store.put_agent("a2", paused=False, tier=Tier.LOW, prompt=PROMPT)
     store.put_agent("a3", paused=False, tier=Tier.LOW, prompt=ANOTHER)
     store.forget_agent("a3")
     redis_server.start()
-    await until(lambda: client.exists(keys.prompt(PROMPT[0]), keys.agent_prompt("a2")))
+    await until_it_holds(lambda: client.exists(keys.prompt(PROMPT[0]), keys.agent_prompt("a2")))
     assert await client.smembers(keys.prompt_agents(PROMPT[0])) == {"a1", "a2"}
     assert not await client.exists(keys.prompt(ANOTHER[0]), keys.prompt_agents(ANOTHER[0]))
 
@@ -143,7 +145,7 @@ async def test_activity_and_totals_are_written_behind(store: Live, client: Any) 
         store.touch("a1", 1000.0 + second)
         store.set_totals("a1", tokens_in=10 * second, tokens_out=2 * second, requests=1 + second)
     store.touch("b2", 1002.5)
-    await until(lambda: client.hget(keys.agent_tokens("a1"), "requests"))
+    await until_it_holds(lambda: client.hget(keys.agent_tokens("a1"), "requests"))
     assert await client.hgetall("hive:agent:tokens:a1") == {"input": "40", "output": "8", "requests": "5"}
     assert await client.get("hive:agent:activity:a1") == "1004.000"
     assert await active(client) == {"a1": 1004.0, "b2": 1002.5}
@@ -151,13 +153,13 @@ async def test_activity_and_totals_are_written_behind(store: Live, client: Any) 
 
 async def test_activity_older_than_a_day_leaves_the_set(store: Live, client: Any) -> None:
     store.touch("old", 1000.0)
-    await until(lambda: active(client))
+    await until_it_holds(lambda: active(client))
     store.touch("new", 1000.0 + 86401)
 
     async def only_new() -> bool:
         return await active(client) == {"new": 87401.0}
 
-    await until(only_new)
+    await until_it_holds(only_new)
 
 
 async def test_forgetting_an_agent_deletes_every_key_of_it_and_no_other(store: Live, client: Any) -> None:
@@ -167,12 +169,12 @@ async def test_forgetting_an_agent_deletes_every_key_of_it_and_no_other(store: L
     store.put_agent("a11", paused=True, tier=Tier.LOW)
     store.touch("a1", 1000.0)
     store.set_totals("a1", tokens_in=1, tokens_out=1, requests=1)
-    await until(lambda: client.get("hive:agent:activity:a1"))
+    await until_it_holds(lambda: client.get("hive:agent:activity:a1"))
     store.touch("a1", 1001.0)
     store.forget_agent("a1")
     store.set_totals("a1", tokens_in=1, tokens_out=1, requests=2)
     store.set_backend(None)
-    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    await until_it_holds(lambda: client.exists(keys.INFERENCE_BACKEND))
     assert await names(client) == {"hive:agent:paused:a11", "hive:agent:tier:a11", "hive:inference:backend"}
 
 
@@ -192,13 +194,13 @@ async def test_what_leads_to_many_forgotten_agents_is_looked_for_once(
         store.forget_agent(f"a{number}")
         store.set_backend(None)
         await asyncio.sleep(0.02)
-    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    await until_it_holds(lambda: client.exists(keys.INFERENCE_BACKEND))
     store.put_agent("a7", paused=False, tier=Tier.LOW, cid=7)  # it is there again: what leads to it stays
 
     async def is_swept() -> bool:
         return not {name for name in await names(client) if "old" in name} - {"hive:vm:instance:old-7"}
 
-    await until(is_swept)
+    await until_it_holds(is_swept)
     left = {name for name in await names(client) if name.startswith("hive:vm:cid:")}
     assert left == {"hive:vm:cid:7", "hive:vm:cid:99"}
     assert (await client.info("commandstats"))["cmdstat_scan"]["calls"] <= 4
@@ -207,7 +209,7 @@ async def test_what_leads_to_many_forgotten_agents_is_looked_for_once(
 async def test_models_age_and_the_backend_does_not(store: Live, client: Any) -> None:
     store.set_models([ModelInfo(name="llama3.2:3b", size_bytes=5)])
     store.set_backend(BackendInfo(kind=BackendKind.OLLAMA, address="127.0.0.1:11434"))
-    await until(lambda: client.get(keys.MODELS_AVAILABLE))
+    await until_it_holds(lambda: client.get(keys.MODELS_AVAILABLE))
     assert msgspec.json.decode(await client.get("hive:models:available"))[0]["name"] == "llama3.2:3b"
     assert 290 < await client.ttl("hive:models:available") <= 300
     assert (await client.get("hive:inference:backend"), await client.ttl("hive:inference:backend")) == ("ollama", -1)
@@ -237,14 +239,14 @@ async def test_a_redis_that_comes_back_empty_is_told_everything_about_agents_aga
     told: list[str] = []
     store._on_new_run = lambda: told.append(store.run_id)
     store.put_agent("a1", paused=True, tier=Tier.LOW)
-    await until(lambda: client.get("hive:agent:tier:a1"))
+    await until_it_holds(lambda: client.get("hive:agent:tier:a1"))
     before = store.run_id
     redis_server.kill()
-    await until(lambda: not store.up)
+    await until_it_holds(lambda: not store.up)
     store.touch("a1", 1000.0)
     redis_server.start()
-    await until(lambda: client.get("hive:agent:tier:a1"))
-    await until(lambda: client.get("hive:agent:activity:a1"))
+    await until_it_holds(lambda: client.get("hive:agent:tier:a1"))
+    await until_it_holds(lambda: client.get("hive:agent:activity:a1"))
     assert store.up
     assert told == [store.run_id] != [before]
 
@@ -303,7 +305,7 @@ async def test_without_a_redis_saying_never_fails_and_asking_is_a_dependency_dow
     store.forget_agent("a1")
     with pytest.raises(DependencyDown, match=r"no\.sock"):
         await ping(store)
-    await until(lambda: store.messages_dropped == MESSAGES + 10)
+    await until_it_holds(lambda: store.messages_dropped == MESSAGES + 10)
     await store.close()
     assert task.cancelled()
 
@@ -340,13 +342,13 @@ async def test_usage_that_comes_while_redis_is_away_is_bounded(
     store: Live, client: Any, redis_server: RedisServer
 ) -> None:
     store.set_backend(None)
-    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    await until_it_holds(lambda: client.exists(keys.INFERENCE_BACKEND))
     redis_server.kill()
-    await until(lambda: not store.up)
+    await until_it_holds(lambda: not store.up)
     for n in range(1, 3 * ENTRIES + 1):
         store.add_usage([{"e": "p1", "n": n}])
     redis_server.start()
-    await until(lambda: client.exists(keys.USAGE_STREAM))
+    await until_it_holds(lambda: client.exists(keys.USAGE_STREAM))
     found = [int(fields["n"]) for _, fields in await client.xrange(keys.USAGE_STREAM)]
     assert found == list(range(2 * ENTRIES + 1, 3 * ENTRIES + 1))
 

@@ -14,7 +14,8 @@ from hive.runtimes.process import ProcessRuntime
 from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 from tests.runtimes.benches import MARKS, printed
-from tests.sandbox.harness import PYTHON, A, template, template_spec, until
+from tests.sandbox.harness import PYTHON, A, template, template_spec
+from tests.waiting import until
 
 FACTS = Path(__file__).with_name("facts.py")
 SPOILT = """

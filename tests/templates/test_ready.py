@@ -23,8 +23,9 @@ from hive.runtimes.template import has_ended
 from hive.settings.table import Paths
 from tests.nobody import NOBODY, run_as_nobody
 from tests.runtimes.benches import MARKS, printed
-from tests.sandbox.harness import PYTHON, A, B, alive, template, template_spec, uid_of, until
+from tests.sandbox.harness import PYTHON, A, B, alive, template, template_spec, uid_of
 from tests.templates.comparing import FACTS, SPOILT, compared
+from tests.waiting import until
 
 GUARD = """
 try:

@@ -25,7 +25,8 @@ from hive.tui.source import Source
 from hive.tui.stored import read
 from hive.tui.widgets.agent_table import AgentTable
 from hive.tui.widgets.pane import Pane
-from tests.control.box import Box, until
+from tests.control.box import Box
+from tests.waiting import until
 
 SIZES = [(80, 24), (120, 40)]
 each_size = pytest.mark.parametrize(

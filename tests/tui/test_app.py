@@ -18,10 +18,11 @@ from hive.host.nvml import Nvml, SeenGpus
 from hive.settings.table import InferenceSection, Settings
 from hive.tui.screens.agent import AgentScreen
 from hive.tui.widgets.bars import WholeCells
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of
 from tests.tui.driving import buttons, each_size, is_in_front, is_main, over, pane, recorded, screen_text, table_of, top
 from tests.tui.frozen import PROGRAMS
+from tests.waiting import until
 
 
 @each_size

@@ -26,7 +26,7 @@ from hive.tui.screens.backend import BackendScreen
 from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.screens.keys import Keys
 from hive.tui.snapshot import AgentLine
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.ports import free_port
 from tests.tui import test_leases  # noqa: F401 - its journeys are among those that are counted
 from tests.tui.driving import (
@@ -45,6 +45,7 @@ from tests.tui.driving import (
     screen_text,
     table_of,
 )
+from tests.waiting import until
 
 MAN = Path(__file__).parents[2] / "man" / "hive-top.1.scd"
 

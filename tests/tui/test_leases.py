@@ -29,9 +29,10 @@ from hive.tui.lines import text_of
 from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.screens.leases import LeaseScreen, LeaseTable
 from hive.tui.snapshot import PoolShare
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
 from tests.tui import frozen
 from tests.tui.driving import answered, is_in_front, is_main, journey, over, pane, shown
+from tests.waiting import until
 
 POOLED = msgspec.structs.replace(AWAKE, pool=PoolSection(cpu_mb=1000, reserve_mb=0))
 ROWS = leases_of({"leases": frozen.leases()})
@@ -162,14 +163,14 @@ async def test_readonly_and_a_daemon_that_is_away_end_no_lease_and_what_was_seen
     async with shown(source, readonly=True) as (app, pilot):
         await pilot.press("l")
         await is_in_front(app, LeaseScreen)
-        await until(lambda: len(rows(app.screen)) == 5, within_s=60)
+        await until(lambda: len(rows(app.screen)) == 5)
         assert "x" not in app.screen.active_bindings
     async with shown(source) as (app, pilot):
         await pilot.press("l")
         await is_in_front(app, LeaseScreen)
-        await until(lambda: len(rows(app.screen)) == 5 and "x" in app.screen.active_bindings, within_s=60)
+        await until(lambda: len(rows(app.screen)) == 5 and "x" in app.screen.active_bindings)
         source._looks = (frozen.down(),)
-        await until(lambda: "as they were" in pane(app, "title", app.screen).text, within_s=60)
+        await until(lambda: "as they were" in pane(app, "title", app.screen).text)
         assert len(rows(app.screen)) == 5
         assert "x" not in app.screen.active_bindings
         assert "! " in pane(app, "memory", app.screen).text

@@ -21,7 +21,7 @@ from hive.store.database import Database
 from hive.tui.app import Top
 from hive.tui.screens.agent import AgentScreen
 from hive.tui.snapshot import Snapshot
-from tests.control.box import Box, Caller, daemon_process, until
+from tests.control.box import Box, Caller, daemon_process
 from tests.tui import frozen
 from tests.tui.driving import (
     each_size,
@@ -37,6 +37,7 @@ from tests.tui.driving import (
     table_of,
     top,
 )
+from tests.waiting import until
 
 
 def kept_by(box: Box, *names: str) -> None:
@@ -279,7 +280,7 @@ async def test_ten_thousand_agents_are_looked_at_sorted_and_filtered(short_path:
         assert table_of(app).selected is not None
         assert "agent-09999" in screen_text(app)
         seen = app.snapshot
-        await until(lambda: app.snapshot is not seen, within_s=60)
+        await until(lambda: app.snapshot is not seen)
         assert "agent-09999" in screen_text(app)
         await pilot.press("/", *"0777")
         await until(lambda: len(rows_of(app)) == sum("0777" in f"{number:05}" for number in range(10_000)))

@@ -27,11 +27,12 @@ from hive.tui.screens.backend import BackendScreen
 from hive.tui.snapshot import EventLine, MemoryLine, Snapshot
 from hive.tui.source import Source
 from hive.tui.usage import use_of
-from tests.control.box import Box, until
+from tests.control.box import Box
 from tests.tui import frozen
 from tests.tui.driving import is_in_front, is_main, over, pane, problems, recorded, shown
 from tests.tui.frozen import Frozen, FrozenClient
 from tests.tui.test_opening import terminal
+from tests.waiting import until
 
 
 class Answering(Frozen):

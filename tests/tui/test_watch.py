@@ -17,7 +17,8 @@ from hive.settings.table import InferenceSection, Settings
 from hive.tui import watch as watch_module
 from hive.tui.snapshot import Answers, View
 from hive.tui.watch import Watch
-from tests.control.box import AWAKE, Box, until
+from tests.control.box import AWAKE, Box
+from tests.waiting import until
 
 
 class Counting(Client):

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from hive.errors import NotFound
 from hive.up.children import Child, ChildFailed
 from hive.up.reaper import Reaper
 from tests.descriptors import open_descriptors
+from tests.waiting import until
 
 SHELL = "/bin/sh"
 
@@ -42,12 +43,6 @@ async def reaper(heard: Heard) -> AsyncIterator[Reaper]:
     reaper = Reaper(lambda pid, code: heard.strangers.append((pid, code)))
     yield reaper
     reaper.close()
-
-
-async def until(question: Callable[[], bool]) -> None:
-    """Returns when `question()` is true; the test's own timeout says when not."""
-    while not question():  # noqa: ASYNC110 - what is waited for happens in another process
-        await asyncio.sleep(0.01)
 
 
 def shell(name: str, script: str, reaper: Reaper, heard: Heard, *inherit: int) -> Child:

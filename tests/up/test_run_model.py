@@ -27,8 +27,8 @@ from hive.slots.model_slots import described
 from hive.up import run_backend
 from hive.up.run_model import entry_of, read_grant
 from tests.adapters.installed import install_weights
-from tests.control.box import until
 from tests.pooling.sleep_world import SERVER, model_directory
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hive.wire.budget import HALF_OPEN_PER_OWNER, HALF_OPEN_UNKNOWN, MIN_RATE, RATE_FROM_S, HalfOpen, body_deadline
 from hive.wire.deadlines import NEVER, Deadlines
-from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, get, post, proxied, until
+from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, get, post, proxied
+from tests.waiting import until
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 

@@ -17,7 +17,8 @@ from hive.wire.dial import MAX_OK, Fetch, dial, read_address
 from hive.wire.upstream import Pool
 from tests.muxer import Muxer
 from tests.proxy.at_rest import complaints
-from tests.proxy.harness import Backend, answer, until
+from tests.proxy.harness import Backend, answer
+from tests.waiting import until
 from tests.wire.asker import Asker
 
 

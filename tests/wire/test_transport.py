@@ -20,7 +20,7 @@ import pytest
 
 from hive.wire.listeners import listen_tcp
 from hive.wire.vsock import HIGH_WATER, LOW_WATER, SocketTransport
-from tests.proxy.harness import until
+from tests.waiting import until
 
 MIB = 1 << 20
 CALLBACKS = ["connection_made", "data_received", "eof_received", "pause_writing", "resume_writing", "connection_lost"]

@@ -27,20 +27,9 @@ from hive.wire import vsock
 from hive.wire.listeners import listen_tcp
 from hive.wire.vsock import SocketTransport, VsockListener, listen_vsock
 from tests.descriptors import open_descriptors
-from tests.proxy.harness import (
-    CHAT,
-    MODEL_TOKEN,
-    STREAM,
-    Client,
-    answer,
-    chunked,
-    get,
-    post,
-    proxied,
-    read_request,
-    until,
-)
+from tests.proxy.harness import CHAT, MODEL_TOKEN, STREAM, Client, answer, chunked, get, post, proxied, read_request
 from tests.proxy.test_vectors import CLASSES, CONFLICTS, LISTENERS, NOT_FOR_INGRESS, SPOKEN_ANYWAY, VECTORS, judged
+from tests.waiting import until
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.process import ProcessTable, read_stat, words_of
 from hive.worker.child import ServerProcess
 from hive.worker.log_ring import LINES_MAX
-from tests.fakes.mortal import until
+from tests.waiting import until
 from tests.worker.scripted import Folder
 
 STUBBORN = ("--ignore-term", "--child", "fork", "--child", "setsid", "--child", "double")

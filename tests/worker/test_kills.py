@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hive.host.process import ProcessTable, words_of
-from tests.fakes.mortal import until
+from tests.waiting import until
 from tests.worker.scripted import Folder
 
 ROUNDS = 60

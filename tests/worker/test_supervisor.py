@@ -23,7 +23,7 @@ from hive.host.process import ProcessTable, read_stat
 from hive.settings.table import InferenceSection
 from hive.worker.stream import Progress, answer
 from tests import llama
-from tests.fakes.mortal import until
+from tests.waiting import until
 from tests.worker.scripted import Folder
 
 PROGRAM = """

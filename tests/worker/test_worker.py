@@ -26,7 +26,7 @@ from hive.worker.profile import TimeoutProfile
 from hive.worker.records import RequestState
 from hive.worker.worker import LlamaWorker
 from tests import llama
-from tests.fakes.mortal import until
+from tests.waiting import until
 from tests.worker.scripted import ask, has_data, outcome, ready_again, status_when
 
 pytestmark = pytest.mark.llama
