@@ -74,6 +74,16 @@ class Asker:
         return last
 
 
+@contextlib.contextmanager
+def standing_still(hive: Stack, model: str) -> Iterator[int]:
+    """Its server, which ends no answer meanwhile."""
+    (pid,) = [pid for pid in hive.servers() if model in psutil.Process(pid).cmdline()]
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    with contextlib.suppress(ProcessLookupError):  # it was killed
+        os.kill(pid, signal.SIGCONT)
+
+
 def flushed(hive: Stack, **scope: str) -> Any:
     return hive.post("/api/cache/flush", scope)
 
@@ -106,8 +116,9 @@ def test_a_busy_slot_is_erased_when_its_request_ends(hive: Stack) -> None:
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(asker.stream, OURS, 5000, begun)
         assert begun.wait(30)
-        flushing = threads.submit(flushed, hive, scope="tenant", tenant="default")
-        until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
+        with standing_still(hive, OURS):
+            flushing = threads.submit(flushed, hive, scope="tenant", tenant="default")
+            until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
         assert asker.cached(OURS, other) == 0, "the idle ones are erased at once"
         assert not streaming.done()
         assert streaming.result() == DONE
@@ -160,11 +171,10 @@ def test_the_cache_of_a_server_that_is_killed_meanwhile_went_with_it(hive: Stack
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(asker.stream, OURS, 15_000, begun)
         assert begun.wait(30)
-        flushing = threads.submit(flushed, hive, scope="model", model=OURS)
-        until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
-        for pid in hive.servers():
-            if OURS in psutil.Process(pid).cmdline():
-                os.kill(pid, signal.SIGKILL)
+        with standing_still(hive, OURS) as pid:
+            flushing = threads.submit(flushed, hive, scope="model", model=OURS)
+            until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
+            os.kill(pid, signal.SIGKILL)
         assert streaming.result() != DONE
         told = flushing.result()
     assert ended(hive, told["id"])["state"] == "done"

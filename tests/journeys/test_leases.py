@@ -155,6 +155,7 @@ def test_the_line_is_kept_and_no_lease_lost_while_daemon_helper_and_proxy_are_ki
         assert said(first) == {"holds_mb": 90}
         second = entered.enter_context(job(hive, "--wait", "5m", seconds=1.0))
         until(lambda: [lease for lease in leases(hive) if lease["place"] == 1], within_s=20, what="one waits")
+        assert " waits for " in second.stderr.readline()  # it knows its lease
         pids = [lease["id"] for lease in leases(hive)]
         for victim in ("daemon", "sandbox", "proxy", "daemon"):
             hive.restart(victim)
