@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hive.host.process import identify
@@ -318,6 +319,11 @@ def test_a_wait_goes_on_over_a_daemon_that_is_killed(hive: Stack) -> None:
 def test_kill_9_of_the_holder_frees_its_memory(hive: Stack) -> None:
     with running(hive, "sh", "-c", "sleep 1000 & wait") as first:
         one(hive, "running")
+        until(
+            lambda: "sleep" in map(psutil.Process.name, psutil.Process(first.pid).children()),
+            what="it sleeps",
+            within_s=60,
+        )
         first.kill()
         first.wait()
         left = one(hive, "running")
