@@ -230,7 +230,7 @@ class PrivateEngine(DockerEngine):
         self._process.send_signal(signal.SIGCONT)
         self._process.send_signal(signum)
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -123,4 +123,4 @@ def runner(folder: Path, name: str = "tiny.en", *flags: str) -> Iterator[Whisper
     finally:
         served.client.close()
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)

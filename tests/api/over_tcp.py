@@ -69,7 +69,7 @@ class TcpApi:
 
     def connect(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        sock.settimeout(20)
+        sock.settimeout(60)
         return sock
 
 

@@ -33,7 +33,7 @@ SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 def raw(path: Path, request: bytes) -> bytes:
     """The server's answer to these bytes until it closes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.connect(str(path))
         sock.sendall(request)
         return b"".join(iter(lambda: sock.recv(65536), b""))

@@ -42,7 +42,7 @@ class Asking:
 
     def _answer(self, request: bytes) -> Answer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(10)
+            sock.settimeout(60)
             sock.connect(str(self._path))
             sock.sendall(request)
             head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")

@@ -62,7 +62,7 @@ async def waiting(live: Box, client: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 def send(path: Path, request: bytes) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(20)
+    sock.settimeout(60)
     sock.connect(str(path))
     sock.sendall(request)
     return sock

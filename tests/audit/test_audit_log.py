@@ -186,7 +186,7 @@ async def test_the_count_is_written_when_the_minute_is_over(
     for _ in range(12):
         await journal.record(ordered(time.time() - 120, "not_permitted"))
     running = spawn(journal.run(), name="journal")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         found: list[audit.AuditEntry] = []
         while len(found) < 11:
             found = await database.read(lambda conn: audit.page(conn, Filter(act="order.*"), 100))

@@ -52,7 +52,7 @@ def start(box: MemoryBox, program: str, mib: int) -> subprocess.Popen[bytes]:
 def reap() -> None:
     """They ended with their box."""
     while CHILDREN:
-        CHILDREN.pop().wait(20)
+        CHILDREN.pop().wait(60)
 
 
 def test_what_takes_more_than_the_box_is_killed_and_counted() -> None:
@@ -127,7 +127,7 @@ def test_a_program_inside_sees_the_box_as_the_root_of_memory_cgroups() -> None:
         os.close(writing)
         with open(reading) as output:
             said = output.read()
-        assert child.wait(20) == 0, said
+        assert child.wait(60) == 0, said
         assert (box.path / "below").is_dir()
         assert "hive-bench-" not in said
     assert not box.path.exists()
@@ -139,7 +139,7 @@ def test_a_removed_box_has_killed_who_was_in_it_stopped_ones_too() -> None:
         until(lambda: child.pid in box.pids(), within_s=20, what="it is in the box")
         child.send_signal(19)
         box.remove()
-        assert child.wait(20) == -9
+        assert child.wait(60) == -9
         assert not box.path.exists()
 
 

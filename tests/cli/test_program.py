@@ -55,7 +55,7 @@ def test_ctrl_c_is_130_without_a_word(hive: Hive) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"")
 
 

@@ -56,7 +56,7 @@ def test_the_demo_backend_runs_until_it_is_told_or_left_alone(tmp_path: Path, en
                 assert sock.recv(65536).startswith(b"HTTP/1.1 200")
             if ending == "signal":
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(20) == 0
+                assert process.wait(60) == 0
         finally:
             os.close(theirs)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

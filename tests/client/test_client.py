@@ -27,7 +27,7 @@ def answering(path: Path, answer: bytes | None) -> Iterator[None]:
             with listener.accept()[0] as sock:
                 sock.recv(65536)
                 if answer is None:
-                    ended.wait(20)
+                    ended.wait(60)
                 else:
                     sock.sendall(answer)
 

@@ -76,7 +76,7 @@ def running(name: str, home: Path, url: str, dialect: str = "ollama", **more: st
     with started([PYTHON, *spec.arguments], cwd=home, env=environment | more) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
-        assert ready, f"{name} ended with {process.wait(10)}"
+        assert ready, f"{name} ended with {process.wait(60)}"
         agent = Agent(process.pid, json.loads(ready)["port"])
         try:
             yield agent

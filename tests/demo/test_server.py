@@ -127,7 +127,7 @@ def connect(server: Program) -> socket.socket:
         client.connect(server.address)
     else:
         client = socket.create_connection((host, int(port)))
-    client.settimeout(20)
+    client.settimeout(60)
     return client
 
 
@@ -256,7 +256,7 @@ def test_it_ends_when_the_pipe_it_watches_ends(tmp_path: Path) -> None:
             os.write(writer, b"still here")
             assert server.get("/").status_code == 200
             os.close(writer)
-            assert server.process.wait(10) == 0
+            assert server.process.wait(60) == 0
     finally:
         os.close(reader)
 
@@ -275,7 +275,7 @@ def test_a_socket_left_by_a_killed_one_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "d.sock"
     with demo_backend(socket=path) as server:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
         assert path.exists()
     with demo_backend(socket=path) as server:
         assert server.get("/").status_code == 200

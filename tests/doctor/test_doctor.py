@@ -96,7 +96,7 @@ def test_all_run_at_once() -> None:
     everybody = threading.Barrier(4)
 
     def waits(_: Subject) -> Any:
-        everybody.wait(30)
+        everybody.wait(60)
         return check.passed("met")
 
     results = examine(Subject(kind=TargetKind.NONE, limit_s=60.0), [Check(f"a.n{n}", ".", waits) for n in range(4)])

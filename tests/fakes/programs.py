@@ -58,7 +58,7 @@ class Program:
     def end(self) -> int:
         """SIGTERM, and its exit code."""
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def fake_backend(kind: str, *flags: str, socket: Path | None = None) -> Iterator
     with started([sys.executable, str(FAKE), "--kind", kind, *where, *flags]) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
-        assert ready, f"the fake backend ended with {process.wait(10)}"
+        assert ready, f"the fake backend ended with {process.wait(60)}"
         yield Program(process, json.loads(ready)["address"])
 
 
@@ -97,5 +97,5 @@ def demo_backend(*, socket: Path | None = None, rate: float = 2000.0, watch_fd: 
     with started(command, pass_fds=[watch_fd] if watch_fd >= 0 else []) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
-        assert "demo_backend_ready" in ready, f"the demo backend ended with {process.wait(10)}"
+        assert "demo_backend_ready" in ready, f"the demo backend ended with {process.wait(60)}"
         yield Program(process, ready.strip().rpartition("address=")[2])

@@ -106,7 +106,7 @@ class Vmm:
 
 def connected(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
+    sock.settimeout(60)
     try:
         sock.connect(str(path))
     except OSError:
@@ -138,4 +138,4 @@ def hears_nothing(sock: socket.socket, for_s: float = SILENCE_S) -> bool:
     except TimeoutError:
         return True
     finally:
-        sock.settimeout(10)
+        sock.settimeout(60)

@@ -80,7 +80,7 @@ def test_what_an_earlier_jail_left_is_in_the_way(top: Path, base: Path, left: st
     root.mkdir(parents=True)
     (root / left).mkdir() if left.endswith("/") else (root / left).touch()
     process = jail(programs, base)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=60)
     if not said and left == "old_root/":
         pytest.skip("here the fake may not pivot its root")
     assert process.returncode == 1
@@ -109,6 +109,6 @@ def test_a_jail_has_the_name_of_the_real_file_and_an_older_copy_is_not_cut_back(
 @ROOT
 def test_a_chroot_base_that_is_not_there_ends_the_jailer(top: Path) -> None:
     process = jail(make_programs(top / "programs"), top / "nowhere")
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said == f"Failed to canonicalize path {top}/nowhere: No such file or directory (os error 2)\n"

@@ -103,6 +103,6 @@ def test_it_does_not_outlive_a_daemon_that_is_killed() -> None:
 async def _readable(fd: int) -> bool:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(fd, ended.set)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await ended.wait()
     return True

@@ -44,7 +44,7 @@ def listening(family: socket.AddressFamily = socket.AF_INET, where: Any = ("127.
 def hand(socks: list[tuple[str, HasDescriptor]], **env: str) -> Any:
     """Output of a child that got these; `env` wins over the variables that go with them."""
     process = systemd.start([sys.executable, "-c", CHILD], socks, env=env, stdout=subprocess.PIPE)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return json.loads(said)
 

@@ -347,7 +347,7 @@ async def test_its_port_is_reached_through_the_helper_and_by_nobody_else(daemon:
         on_message=lambda *_: None,
     )
     await until(lambda: client.connected)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 descriptor = await client.link.ask_for_descriptor(Dial(agent=agent), Dialled, timeout_s=5)

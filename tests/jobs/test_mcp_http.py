@@ -139,7 +139,7 @@ async def test_a_rude_answer_costs_its_call_alone(short_path: Path, how: str, wo
     async with served(short_path, how) as (rude, access):
         tools, close = await open_tools(order_with(ENTRY), access)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 with pytest.raises(ToolFailed) as failed:
                     await tools[0].runner.run("t", {}, max_bytes=9)
             assert words in str(failed.value)

@@ -115,7 +115,7 @@ def test_a_busy_slot_is_erased_when_its_request_ends(hive: Stack) -> None:
     assert asker.cached(OURS, other) > 50
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(asker.stream, OURS, 5000, begun)
-        assert begun.wait(30)
+        assert begun.wait(60)
         with standing_still(hive, OURS):
             flushing = threads.submit(flushed, hive, scope="tenant", tenant="default")
             until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
@@ -152,7 +152,7 @@ def test_a_flush_that_the_daemon_does_not_survive_was_never_done(hive: Stack) ->
     asker, begun = Asker(hive), threading.Event()
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(asker.stream, OURS, 12_000, begun)
-        assert begun.wait(30)
+        assert begun.wait(60)
         flushing = threads.submit(flushed, hive, scope="all")
         [job] = until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")
         killed = hive.kill("daemon")
@@ -170,7 +170,7 @@ def test_the_cache_of_a_server_that_is_killed_meanwhile_went_with_it(hive: Stack
     asker, begun = Asker(hive), threading.Event()
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(asker.stream, OURS, 15_000, begun)
-        assert begun.wait(30)
+        assert begun.wait(60)
         with standing_still(hive, OURS) as pid:
             flushing = threads.submit(flushed, hive, scope="model", model=OURS)
             until(lambda: hive.get("/api/cache")["flushing"], within_s=10, what="the flush is under way")

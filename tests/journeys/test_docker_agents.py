@@ -372,7 +372,7 @@ def test_a_terminal_in_a_container_has_the_size_of_the_persons(hive: Stack) -> N
     process, master = at_terminal(hive, "sh", "-c", waits, agent="web")
     shown(master, b"sized")
     os.write(master, b"\r")
-    assert process.wait(30) == 6
+    assert process.wait(60) == 6
     os.close(master)
 
 

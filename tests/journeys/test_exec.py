@@ -218,7 +218,7 @@ def test_a_sleeper_is_woken_and_kept_awake_while_it_runs(hive: Stack) -> None:
         assert hive.get("/api/agents/sleeper")["status"] == "running"
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     until(lambda: hive.get("/api/agents/sleeper")["status"] == "paused", within_s=30, what="sleep again")
     hive.put_config({"inference.auto_sleep_enabled": None})
     hive.client().delete("/api/agents/sleeper")
@@ -234,7 +234,7 @@ def test_it_ends_with_its_caller_and_takes_its_children_along(hive: Stack, signu
     with running(hive, "a1", "sh", "-c", FAMILY) as process:
         pids = [int(word) for word in line(process)]
         process.send_signal(signum)
-        code = process.wait(30)
+        code = process.wait(60)
         assert code == (130 if signum is signal.SIGINT else -signum)
         gone(*pids)
     until(lambda: audit(hive, "agent.exec_ended")[0]["detail"]["why"] == "its caller left", within_s=10, what="a row")
@@ -279,7 +279,7 @@ def test_it_ends_with_its_agent(hive: Stack) -> None:
     with running(hive, "short", "sh", "-c", FAMILY) as process:
         pids = [int(word) for word in line(process)]
         hive.post("/api/agents/short/stop")
-        assert process.wait(30) in (125, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+        assert process.wait(60) in (125, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
         gone(*pids)
     refused = ran(hive, "short", "true")
     assert (refused.returncode, b"stopped" in refused.stderr) == (125, True)
@@ -330,7 +330,7 @@ def test_with_a_terminal_it_has_its_size_and_keys_go_to_the_program(hive: Stack)
     os.kill(process.pid, signal.SIGWINCH)
     os.write(master, b"\x03")
     shown(master, b"caught")
-    assert process.wait(30) == 6
+    assert process.wait(60) == 6
     os.close(master)
 
 
@@ -341,7 +341,7 @@ def test_the_terminals_new_size_reaches_the_program(hive: Stack) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 20, 50, 0, 0))
     os.kill(process.pid, signal.SIGWINCH)
     shown(master, b"20 50")
-    assert process.wait(30) == 4
+    assert process.wait(60) == 4
     os.close(master)
 
 
@@ -354,7 +354,7 @@ def test_the_persons_terminal_is_as_it_was_afterwards(hive: Stack) -> None:
     shown(master, b"there")
     assert termios.tcgetattr(master)[:4] != before[:4]
     os.write(master, b"\r")
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert termios.tcgetattr(master)[:4] == before[:4]
     os.close(master)
 
@@ -363,7 +363,7 @@ def test_a_closed_terminal_ends_it(hive: Stack) -> None:
     process, master = at_terminal(hive, "sh", "-c", "echo pid $$.; trap '' HUP INT; while :; do sleep 1; done")
     pid = int(shown(master, b".").split(b"pid ")[1].split(b".")[0])
     os.close(master)
-    process.wait(30)
+    process.wait(60)
     gone(pid)
 
 

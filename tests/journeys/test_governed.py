@@ -188,7 +188,7 @@ def test_killed_in_the_middle_of_orders_no_token_is_used_without_its_job(signers
     senders = [threading.Thread(target=send, args=(headers,)) for headers in tokens]
     for sender in senders:
         sender.start()
-    one_is_begun.wait(20)
+    one_is_begun.wait(60)
     killed = hive.kill("daemon")
     for sender in senders:
         sender.join()

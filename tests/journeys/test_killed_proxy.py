@@ -236,7 +236,7 @@ class Stage:
         assert self.sandbox.state == {RUNNING: "running", PAUSED: "frozen"}.get(status, "gone"), where
         assert self.daemon.wrong == [], where
         assert self.daemon.record == self.daemon.life.agent, where
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (seen := (await self.gates.activity())[A]) != Activity(quiet_s=seen.quiet_s, why_busy=seen.why_busy):
                 await asyncio.sleep(0.005)
 

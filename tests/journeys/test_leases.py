@@ -194,10 +194,10 @@ def test_a_killed_program_and_a_preempted_one_give_their_memory_back(hive: Stack
 
 def test_what_never_fits_and_what_does_not_fit_now_are_said_at_once(hive: Stack) -> None:
     with job(hive, mb=ROOM_MB + 1) as process:
-        assert process.wait(timeout=30) == 2
+        assert process.wait(timeout=60) == 2
         assert f"it asks for {ROOM_MB + 1} MiB of the host's memory" in process.stderr.read()
     with job(hive, "--no-wait") as process:
-        assert process.wait(timeout=30) == 7
+        assert process.wait(timeout=60) == 7
 
 
 def test_the_seed_s_way_in_renews_by_itself_and_gives_back(hive: Stack) -> None:

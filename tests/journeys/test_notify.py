@@ -58,7 +58,7 @@ def test_it_is_ready_when_it_is_reached_and_says_that_it_goes(
         caller.connect(str(paths.api_socket if service == "daemon" else paths.sandbox_socket))
     process.send_signal(signal.SIGTERM)
     assert ear.hears() == ["STOPPING=1"]
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("service", ["daemon", "sandbox"])
@@ -78,5 +78,5 @@ def test_one_that_cannot_begin_is_never_ready(service: str, paths: Paths, ear: E
     while not path.exists():
         assert first.poll() is None
     second = start(service, **ear.env)
-    assert second.wait(30) == 1, "another one has the state directory"
+    assert second.wait(60) == 1, "another one has the state directory"
     assert ear.hears(within_s=0.1) == [""]

@@ -98,7 +98,7 @@ class Appliance:
     def stop_proxy(self) -> None:
         assert self.proxy is not None
         self.proxy.send_signal(signal.SIGTERM)
-        assert self.proxy.wait(20) == 0
+        assert self.proxy.wait(60) == 0
 
     @property
     def api(self) -> Client:
@@ -122,11 +122,11 @@ class Appliance:
                 self.api.post(f"/api/agents/{name}/stop", {})
         if self.proxy is not None and self.proxy.poll() is None:
             self.proxy.terminate()
-            self.proxy.wait(20)
+            self.proxy.wait(60)
         for process in reversed(self._started):
             process.terminate()
         for process in reversed(self._started):
-            process.wait(20)
+            process.wait(60)
         for sock in (self.model, self.ingress):
             sock.close()
         self._ear.close()
@@ -160,7 +160,7 @@ class Unix(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.sock.connect(str(self._path))
 
 

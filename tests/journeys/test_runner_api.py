@@ -399,7 +399,7 @@ def test_raw_nonsense_at_the_listener_is_answered_as_everywhere(hive: Stack) -> 
         b"POST /v1/models/load HTTP/1.1\r\nhost: h\r\ncontent-length: 9999999999\r\n\r\n",
     ):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(10)
+            sock.settimeout(60)
             sock.connect(str(runner_socket(hive)))
             sock.sendall(said)
             assert sock.recv(4096).startswith(b"HTTP/1.1 4")

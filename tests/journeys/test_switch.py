@@ -252,7 +252,7 @@ def test_a_daemon_killed_while_the_new_one_is_looked_at_finishes_the_switch(on_d
     standin.generates = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(switch, hive, standin.url)
-        standin.asked.wait(20)
+        standin.asked.wait(60)
         hive.kill("daemon")
         standin.generates.set()
         said = waiting.result()

@@ -448,7 +448,7 @@ async def test_a_client_finds_a_server_that_comes_later_and_comes_again(tmp_path
         _ = client.link
     for times in (1, 2):
         served = Served(tmp_path / "s")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(linked) < times:
                 await asyncio.sleep(0.005)
         assert await client.link.ask(AskStat(), Done, timeout_s=5) == Done()

@@ -45,7 +45,7 @@ class MeasuredBox:
 
     def _look(self) -> SeenGpus:
         if self.hang is not None:
-            self.hang.wait(30)
+            self.hang.wait(60)
         return self._nvml.look()
 
     def set_pool(self, **keys: Any) -> None:

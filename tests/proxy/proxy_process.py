@@ -171,7 +171,7 @@ class Proxy:
 
     async def hears(self, state: str) -> list[str]:
         """Waits for what it tells systemd; what it told before is dropped."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 lines = await asyncio.get_running_loop().run_in_executor(None, self._house.ear.hears, LOOK_S)
                 if lines[0] == state:
@@ -210,7 +210,7 @@ class Proxy:
 
     async def has(self, sample: str, expected: float, **labels: str) -> None:
         """Waits until a scrape says so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.metric(sample, **labels) != expected:  # noqa: ASYNC110 - another process sends no events
                 await asyncio.sleep(0.01)
 
@@ -228,5 +228,5 @@ def run(*handed: tuple[str, socket.socket], base: Path, **env: str) -> subproces
     process = systemd.start(
         command(paths, config), handed, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -241,7 +241,7 @@ STATES = [
 @pytest.mark.parametrize("how", ["fin", "rst"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.reach.__name__)
 async def test_whoever_leaves_takes_everything_along(tmp_path: Path, state: Stage, how: str, listener: str) -> None:
-    async with asyncio.timeout(30), proxied(tmp_path, **PATIENT) as (proxy, backend):
+    async with asyncio.timeout(60), proxied(tmp_path, **PATIENT) as (proxy, backend):
         with complaints() as found, full_backlog() as nowhere, contextlib.ExitStack() as sockets:
             before = held(proxy)
             scene = Scene(proxy, backend, listener)

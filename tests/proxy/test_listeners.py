@@ -145,7 +145,7 @@ async def is_served(address: Path | int) -> bool:
 
 
 async def becomes(address: Path | int, served: bool) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await is_served(address) is not served:
             pass
 
@@ -231,7 +231,7 @@ async def test_a_proxy_that_leaves_ends_open_websockets_and_does_not_wait_for_th
         assert home.link is not None
         home.link.tell(AgentIs(row=row_of(home, generation=2, address=agent.address)))
         client = await Client.tcp(proxy.ingress_port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await opens(client):
                 client = await Client.tcp(proxy.ingress_port)
         client.writer.write(b"hello")

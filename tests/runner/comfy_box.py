@@ -27,7 +27,7 @@ class _AtSocket(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.sock.connect(str(self._at))
 
 
@@ -83,7 +83,7 @@ class ComfyBox:
     def end_runner(self) -> int:
         assert self.runner is not None
         self.runner.send_signal(signal.SIGTERM)
-        return self.runner.wait(30)
+        return self.runner.wait(60)
 
     def call(self, body: dict[str, Any], request_id: str = "req-1") -> http.client.HTTPConnection:
         """Sends a request for images; the answer is not awaited."""

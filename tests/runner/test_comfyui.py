@@ -179,7 +179,7 @@ def test_a_lack_of_memory_is_told_and_ends_the_runner(box: ComfyBox) -> None:
     status, answer, _ = box.generate(model="comfy/full")
     assert (status, answer["error"]["code"]) == (503, "out_of_memory")
     assert box.runner is not None
-    assert box.runner.wait(30) == 77
+    assert box.runner.wait(60) == 77
 
 
 def test_what_a_killed_runner_left_is_removed_when_the_next_one_begins(slow: ComfyBox) -> None:
@@ -244,7 +244,7 @@ def test_a_runner_without_a_workflow_does_not_begin(tmp_path: Path) -> None:
     box = ComfyBox(tmp_path)
     try:
         (box.workflows / "plain.json").write_text("{")
-        assert box.start(serves=False).wait(30) == 1
+        assert box.start(serves=False).wait(60) == 1
         assert "workflow plain.json is left out: it is not JSON" in box.said()
         assert "there is no workflow in" in box.said()
     finally:

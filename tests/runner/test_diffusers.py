@@ -244,7 +244,7 @@ def test_without_memory_it_says_so_and_ends_with_77() -> None:
         with runner.client() as client:
             answer = client.post(IMAGES, json={**BEE, "size": "1536x1536", "steps": 1})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
-        assert runner.process.wait(30) == 77
+        assert runner.process.wait(60) == 77
 
 
 # loading --------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_a_signal_ends_it_while_it_loads(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert not (tmp_path / "s").exists()
 
 

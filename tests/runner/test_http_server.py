@@ -27,7 +27,7 @@ class Talk:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
         self.socket.connect(str(path))
         self.came = b""
 
@@ -225,7 +225,7 @@ def test_one_call_is_at_work_and_the_others_wait_in_order(
         talks.append(dial())
         talks[-1].socket.sendall(post("/slow", json.dumps({"n": number}).encode()))
         if number == "1":
-            assert work.begun.acquire(timeout=10)
+            assert work.begun.acquire(timeout=60)
         wait_until(lambda waiting=waiting: listening.line.waiting == waiting)
         assert dial().ask(b"GET /free HTTP/1.1\r\n\r\n") == (200, b"free")
     assert work.order == ["1"]
@@ -240,7 +240,7 @@ def test_a_client_that_leaves_ends_the_work_and_the_connection_closes_when_it_ha
 ) -> None:
     first, waiting = dial(), dial()
     first.socket.sendall(post("/slow", b'{"n": "1"}'))
-    assert work.begun.acquire(timeout=10)
+    assert work.begun.acquire(timeout=60)
     waiting.socket.sendall(post("/slow", b'{"n": "2"}'))
     waiting.socket.shutdown(socket.SHUT_WR)
     assert waiting.socket.recv(1) == b""  # it left while it waited, and was never at work
@@ -249,7 +249,7 @@ def test_a_client_that_leaves_ends_the_work_and_the_connection_closes_when_it_ha
         assert first.socket.recv(1) == b""
     else:
         first.socket.close()
-    assert work.stopped.wait(10)
+    assert work.stopped.wait(60)
     assert work.order == ["1"]
 
 

@@ -246,5 +246,5 @@ def test_without_memory_it_answers_503_and_ends_with_77(tmp_path: Path) -> None:
         subprocess.run(["prlimit", f"--as={rss + (4 << 20)}", "--pid", str(served.process.pid)], check=True)
         answer = served.hear(long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
-        assert served.process.wait(30) == 77
+        assert served.process.wait(60) == 77
         assert served.process.returncode != -signal.SIGKILL

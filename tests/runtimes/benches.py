@@ -160,7 +160,7 @@ class Floor:
         spec = await self.prepare(kind, agent, **more)
         running = self._running[agent] = await self.runtime.start(agent, spec, mark=MARKS[agent])
         if kind != "exit7" and not self.bench.cannot("log"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while "ready" not in await self.bench.printed(spec):  # noqa: ASYNC110 - nobody tells of it
                     await asyncio.sleep(0.002)
         return running

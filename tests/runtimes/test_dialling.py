@@ -76,7 +76,7 @@ class Proxy:
 
     async def call(self, agent: str, said: bytes = b"hello") -> bytes:
         """The agent's answer. A connection its program does not take yet is tried again."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     sock = await self.dial(agent)

@@ -434,7 +434,7 @@ class Reader:
 
     def end(self) -> int:
         os.close(self._control)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -556,7 +556,7 @@ async def test_a_reader_whose_helper_is_gone_reads_as_long_as_somebody_can_write
     await until(lambda: log.exists() and log.read_bytes() == b"said to the end\n")
     assert reader.process.poll() is None
     os.close(agent)
-    assert reader.process.wait(10) == 0
+    assert reader.process.wait(60) == 0
 
 
 async def test_a_pipe_that_was_left_behind_keeps_no_reader_alive(

@@ -70,7 +70,7 @@ class Liar:
             )
             socket.send_fds(self._control, [b"fork"], [null.fileno(), theirs.fileno()])
         self._held.append(ours)
-        ours.settimeout(20)
+        ours.settimeout(60)
         _, descriptors, _, _ = socket.recv_fds(ours, 100, 4)
         assert ours.recv(10) == b"there"
         return descriptors[0], expected

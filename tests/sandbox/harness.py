@@ -137,7 +137,7 @@ server.main(Paths(Path(state), Path(runtime)), settings, int(watch) if watch els
 
     def end(self, signum: int) -> int:
         self.process.send_signal(signum)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 def uid_of(agent: str) -> int | None:

@@ -138,7 +138,7 @@ def end_incomers(paths: Paths) -> None:
     while Incomer.started:
         process = Incomer.started.pop().process
         process.kill()
-        process.wait(10)
+        process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
     own = own_v1_group("memory", Path("/proc/self/cgroup").read_text(), Path("/proc/self/mounts").read_text())
@@ -236,8 +236,8 @@ class LeaseHelper:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def leave(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        self.process.wait(60)

@@ -204,7 +204,7 @@ async def test_a_handed_over_listener_accepts_in_another_process(paths: Paths, d
 
 def call(path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(str(path))
         return sock.recv(100)
 

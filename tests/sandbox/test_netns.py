@@ -224,7 +224,7 @@ async def test_a_network_that_takes_its_time_keeps_no_other_waiting(
 
     def make_slowly(port: int) -> netns.Private:
         making.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         return make(port)
 
     monkeypatch.setattr(netns, "make", make_slowly)

@@ -112,7 +112,7 @@ async def test_what_hive_up_reaped_while_there_was_no_helper_is_told_to_the_next
 
 
 async def until_exit_code(daemon: Daemon, wanted: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await daemon.client.stat())[A].exit_code != wanted:
             await asyncio.sleep(0.01)
 

@@ -219,7 +219,7 @@ async def test_a_frozen_agent_uses_no_cpu_and_a_thawed_one_does(paths: Paths, da
 
 
 async def until_cpu_moves(daemon: Daemon, from_us: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await cpu_us_after(daemon, A, 0.01) <= from_us:
             pass
 
@@ -418,7 +418,7 @@ async def test_a_file_that_takes_its_time_keeps_no_other_waiting(
 
     def copy_slowly(*arguments: Any) -> None:
         reading.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         copy(*arguments)
 
     monkeypatch.setattr(home, "_copy", copy_slowly)

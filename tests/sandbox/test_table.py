@@ -112,7 +112,7 @@ async def test_a_slow_durable_save_does_not_bring_back_an_old_pid(
 
     def slow_fsync(fd: int) -> None:
         at_the_disk.set()
-        go_on.wait(20)
+        go_on.wait(60)
         fsync(fd)
 
     monkeypatch.setattr("hive.sandbox.table.os.fsync", slow_fsync)

@@ -81,7 +81,7 @@ async def test_waiting_writes_share_a_commit(database: Database) -> None:
     commits: list[str] = []
     database._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
     gate = threading.Event()
-    first = asyncio.ensure_future(database.write(lambda conn: gate.wait(10)))
+    first = asyncio.ensure_future(database.write(lambda conn: gate.wait(60)))
     await asyncio.sleep(0.05)
     others = [asyncio.ensure_future(database.write(insert())) for _ in range(30)]
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_a_write_that_does_not_fit_does_not_fail_the_others_of_its_commit(
     pages = await database.read(lambda conn: conn.execute("PRAGMA page_count").fetchone()[0])
     await database.write(lambda conn: conn.execute(f"PRAGMA max_page_count = {pages}").fetchall())
     gate = threading.Event()
-    first = asyncio.ensure_future(database.write(lambda conn: gate.wait(10)))
+    first = asyncio.ensure_future(database.write(lambda conn: gate.wait(60)))
     await asyncio.sleep(0.05)
     texts = ["small", "x" * 100_000, "small"]
     works = [asyncio.ensure_future(database.write(insert(text))) for text in texts]

@@ -222,7 +222,7 @@ async def test_published_events_have_the_documented_json(store: Live, client: An
     store.publish(AgentChanged(at=1.0, agent="a1", name="alice", was="running", now="paused", generation=4))
     store.publish(SystemEvent(at=2.0, kind="backend.up", detail={"kind": "ollama"}))
     got: list[tuple[str, Any]] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(got) < 2:
             if message := await listener.get_message(timeout=1):
                 got.append((message["channel"], msgspec.json.decode(message["data"])))

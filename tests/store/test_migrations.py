@@ -290,5 +290,5 @@ def test_the_previous_daemon_runs_on_it_and_this_ones_after_it(previous: Path, s
                 assert [agent["name"] for agent in listed] == ["alice"]
             finally:
                 daemon.terminate()
-                daemon.communicate(timeout=20)
+                daemon.communicate(timeout=60)
         assert daemon.returncode == 0

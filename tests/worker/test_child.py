@@ -297,5 +297,5 @@ def test_a_warden_with_a_dead_supervisor_leaves_nothing_of_the_server(tmp_path: 
             time.sleep(0.01)
         assert warden.poll() is None
         os.close(theirs)
-        warden.wait(20)
+        warden.wait(60)
     assert place.alive() == []
