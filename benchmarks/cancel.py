@@ -27,9 +27,10 @@ from peers import Peers, percentile
 sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests/proxy", "tests", "")]
 
 from harness import full_backlog
-from journeys.alone import AGENT, TOKEN, Alone, alone, until
+from journeys.alone import AGENT, TOKEN, Alone, alone
 
 from hive.domain import Tier
+from tests.waiting import until
 
 TARGET_MS = 50.0
 MIB = 1 << 20

@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).
 import pytest
 import uvloop
 from build_line import build_line
-from sandbox.harness import HelperProcess, kill_all_under, spec, until
+from sandbox.harness import HelperProcess, kill_all_under, spec
 from sleep import AGENT, SWAPS, zram_bytes
 from swapspace import without_swap
 
@@ -40,6 +40,7 @@ from hive.host.process import write_control
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Paths
 from hive.tasks import spawn
+from tests.waiting import until
 
 MIB = 1024 * 1024
 PROMISED = {"zram": 2.5, "file": 5.0}

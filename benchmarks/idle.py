@@ -31,7 +31,7 @@ import msgspec
 import psutil
 import uvloop
 from build_line import build_line
-from control.box import Box, until
+from control.box import Box
 from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
 from many_agents import ManyWorld
 
@@ -50,6 +50,7 @@ from hive.settings.table import InferenceSection, Paths, Settings
 from hive.store import agents as agents_store
 from hive.store.database import Database
 from hive.up.services import redis_command
+from tests.waiting import until
 
 ROUNDS = 5
 CHECK_S = Settings().sleep.check_s

@@ -31,8 +31,9 @@ from hive.sandbox.server import HelperServer
 from hive.sandbox.supervised_agent import FreezeLimits
 from hive.settings.table import Paths
 from tests.sandbox import turns
-from tests.sandbox.harness import A, Daemon, kill_all_under, runtimes, spec, until
+from tests.sandbox.harness import A, Daemon, kill_all_under, runtimes, spec
 from tests.swapspace import file_swap
+from tests.waiting import until
 
 MIB = 1024 * 1024
 
@@ -91,7 +92,7 @@ async def measure(mib: int, rounds: int) -> None:
             await until(lambda: daemon.client.connected)
             await daemon.client.define(A, spec(paths, A, turns.command(mib), limits=Limits(memory_mb=2 * mib + 128)))
             pid = (await daemon.client.start(A)).pid
-            await until(lambda: "ready" in paths.log(A).read_text(), limit_s=120)
+            await until(lambda: "ready" in paths.log(A).read_text(), within_s=120)
             group = helper._held[A]._running.memory_group()  # type: ignore[union-attr]
             if group is None:
                 raise SystemExit("no memory controller here: the swap cache cannot be emptied")

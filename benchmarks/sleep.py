@@ -30,7 +30,7 @@ import uvloop
 from build_line import build_line
 from journeys.stack import stack  # a Hive of its own, as the tests have it
 from peers import percentile
-from sandbox.harness import A, HelperProcess, kill_all_under, spec, until
+from sandbox.harness import A, HelperProcess, kill_all_under, spec
 from swapspace import file_swap, zram_swap
 from wake import call_ms, free_port
 
@@ -38,6 +38,7 @@ from hive.host.memory import HeldMemory, held_by, read_zram
 from hive.host.process import TICK_US, read_stat
 from hive.sandbox.client import SandboxClient
 from hive.settings.table import Paths
+from tests.waiting import until
 
 MIB = 1024 * 1024
 PROMISED = {"light": "p50 ≤ 5 ms, p99 ≤ 50 ms", "deep": "p50 ≤ 10 ms", "docker": "p50 ≤ 25 ms"}
@@ -220,7 +221,7 @@ async def bench(mib: int, freezer: str) -> AsyncIterator[Bench]:
             await connected.wait()
             await client.define(A, spec(paths, A, ["/usr/bin/python3", "-S", "-c", AGENT, str(mib)]))
             pid = (await client.start(A)).pid
-            await until(lambda: "ready" in paths.log(A).read_text(), limit_s=300)
+            await until(lambda: "ready" in paths.log(A).read_text(), within_s=300)
             yield Bench(client, helper.process.pid, paths, pid)
             await client.stop(A, grace_s=0)
         finally:

@@ -75,3 +75,27 @@ def test_the_density_run_of_ci_is_one_that_the_command_takes(
 def test_the_changelog_says_what_the_instructions_of_the_baseline_are_for() -> None:
     told = " ".join((ROOT / "CHANGELOG.md").read_text().split())
     assert json.loads((ROOT / "benchmarks/instructions.json").read_text())["why"] in told
+
+
+def names_of(path: Path) -> set[str]:
+    """Names that a module has at its top, also by imports of its own."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.alias(name=name, asname=asname):
+                found.add(asname or name)
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_what_a_benchmark_imports_of_the_tests_is_there(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            file = node.module.removeprefix("tests.").replace(".", "/") + ".py"
+            places = [ROOT / part / file for part in ("benchmarks", "tests", "tests/fakes", "tests/proxy")]
+            for place in [place for place in places if place.exists()][:1]:
+                assert {alias.name for alias in node.names} <= names_of(place), f"{place}, from {script}"
