@@ -1,4 +1,4 @@
-"""How much is tried of what there is without end or with little difference: by `HIVE_EXAMPLES`.
+"""The part that is tried of what there is without end or with little difference: by `HIVE_EXAMPLES`.
 
 Nothing: a quarter of the examples of hypothesis, every n-th case of tests with `breadth`, none that is `wide`. `1/2`,
 `2/2` and so on: that part of all, as in .ci/run, which takes another one for another commit. `all`: all. A number: so

@@ -18,6 +18,7 @@ from hive.errors import BackendTimeout, NotFound, NotSupported
 from hive.pool.state import MIB
 from hive.settings.pool import ModelRow
 from hive.settings.table import InferenceSection
+from tests.fakes.raw_vmm import listens
 from tests.pooling.sleep_world import SERVER, model_directory
 from tests.waiting import until
 
@@ -37,7 +38,7 @@ def start(tmp_path: Path, short_path: Path) -> Iterator[Start]:
         words = ["serve", str(model_directory(tmp_path / "m", 20)), "--served-model-name", "m", "--uds", str(socket)]
         command = [sys.executable, str(SERVER), *words, "--kv-cache-memory-bytes", str(50 * MIB), *flags]
         begin(command, {**os.environ, **environment})
-        await until(socket.exists)
+        await until(lambda: listens(socket))
         return socket
 
     yield started

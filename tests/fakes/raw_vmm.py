@@ -123,7 +123,7 @@ def listens(path: Path) -> bool:
     return True
 
 
-def until(predicate: Callable[[], object], limit_s: float = 20) -> None:
+def until(predicate: Callable[[], object], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not predicate():
         assert time.monotonic() < end, "it did not happen"

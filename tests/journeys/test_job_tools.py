@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.raw_vmm import listens
 from tests.jobs.packages import copy_packages
 from tests.journeys.stack import PYTHON, Stack, stack, until
 from tests.ports import free_port
@@ -89,7 +90,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     model = Folder(folder)
     process = subprocess.Popen(model.launch().command, stdout=subprocess.DEVNULL)
     try:
-        until(model.socket.exists, within_s=10, what="a model")
+        until(lambda: listens(model.socket), within_s=10, what="a model")
         with stack(url=str(model.socket)) as hive:
             yield Box(hive, folder)
     finally:

@@ -11,6 +11,7 @@ import pytest
 
 from tests import docker_engine
 from tests.docker_engine import PrivateEngine
+from tests.fakes.raw_vmm import listens
 from tests.jobs.packages import copy_packages
 from tests.journeys.stack import PYTHON, Stack, stack, until
 from tests.journeys.test_docker_agents import POLICY
@@ -41,7 +42,7 @@ def hive(engine: PrivateEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
     model = Folder(folder)
     process = subprocess.Popen(model.launch().command, stdout=subprocess.DEVNULL)
     try:
-        until(model.socket.exists, within_s=10, what="a model")
+        until(lambda: listens(model.socket), within_s=10, what="a model")
         config = f"[sandbox]\ndocker_socket = {engine.socket}\npolicy = {policy}\n"
         with stack(url=str(model.socket), config=config) as hive:
             copy_packages(["mcp"], hive.programs / "packages")

@@ -312,8 +312,11 @@ def test_a_wait_goes_on_over_a_daemon_that_is_killed(hive: Stack) -> None:
             assert second.wait(90) == 0
             assert second.stdout is not None
             assert second.stdout.read() == "mine\n"
-            ended = {lease["id"] for lease in hive.get("/api/leases", ended=1000)["leases"]}
-            assert waiting["id"] in ended
+
+            def has_ended() -> bool:
+                return waiting["id"] in [lease["id"] for lease in hive.get("/api/leases", ended=1000)["leases"]]
+
+            until(has_ended, within_s=60, what="it is told as ended")
 
 
 def test_kill_9_of_the_holder_frees_its_memory(hive: Stack) -> None:

@@ -30,6 +30,7 @@ from hive.settings.jobs import JobsSection
 from hive.store.audit import Filter
 from tests import llama
 from tests.control.box import AWAKE, Box, is_alive
+from tests.fakes.raw_vmm import listens
 from tests.ports import free_port
 from tests.waiting import until
 from tests.worker.scripted import Folder
@@ -124,7 +125,7 @@ async def tools(box: Box, tmp_path: Path) -> AsyncIterator[ToolBox]:
     model = Folder(tmp_path)
     process = subprocess.Popen(model.launch().command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
-        await until(model.socket.exists)
+        await until(lambda: listens(model.socket))
         async with tool_box(box, str(model.socket)) as found:
             yield found
     finally:
