@@ -208,14 +208,11 @@ class RunningProcess:
     async def stop(self, *, grace_s: float) -> bool:
         self.thaw_now()
         self._group.signal(signal.SIGTERM)
-        await wait_until_over(lambda: not self._is_left(), grace_s)
+        await wait_until_over(lambda: not _is_left(self._group, self.run.main), grace_s)
         return await self.kill()
 
     async def kill(self) -> bool:
         return await kill_all(self._group, self.run.main)
-
-    def _is_left(self) -> bool:
-        return _is_left(self._group, self.run.main)
 
     def take_inner(self) -> socket.socket | None:
         """See `BringsInner`. Once: from then on it is the caller's."""

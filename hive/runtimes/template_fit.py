@@ -26,9 +26,8 @@ FORK_UID = 1
 
 FOUND = "a helper that was killed meanwhile started it: the agent's log says why"
 """The note of an agent that a later helper found, and that may be a fork as well as a program."""
-
-
 OWN_PROGRAM = "hive: started as a program of its own"
+"""Begins the line of `said_of`: Hive's own word in the log of an agent."""
 
 
 def said_of(spec: SandboxSpec, why: str) -> str:

@@ -62,7 +62,7 @@ class Tree:
             self._signal_group(signal.SIGTERM)
             self._wait(grace_s)
         until = time.monotonic() + GIVE_UP_S
-        # Not until a look finds no descendant: one whose parent ends amid the look is in none of both families.
+        # Not until a look finds no descendant: it misses one whose parent ends meanwhile.
         while not self._is_childless and time.monotonic() < until:
             for pid in self._descendants():
                 _kill(pid)
